@@ -1,0 +1,1 @@
+//! Comparing models honestly: records, intervals, verdicts, reports.

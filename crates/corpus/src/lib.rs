@@ -1,0 +1,1 @@
+//! Mail and text to grouped, split, memory-mapped token files.

@@ -1,0 +1,1 @@
+//! Rules from a row of logits to the next token, exact and explained.

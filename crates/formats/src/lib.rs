@@ -1,0 +1,1 @@
+//! Weight files: named tensors, nothing trusted before it is checked.

@@ -1,0 +1,1 @@
+//! Arithmetic on slices: one source for every instruction set, chosen at run time.

@@ -1,0 +1,1 @@
+//! Networks: one definition and one forward pass for training and inference.

@@ -1,0 +1,1 @@
+//! Operations with their gradients, one file each.

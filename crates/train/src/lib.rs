@@ -1,0 +1,1 @@
+//! From text to weights: the training step, its schedule, its checkpoints.
