@@ -341,7 +341,7 @@ fn blocks_of(segments: &[Segment]) -> Vec<(usize, usize)> {
 /// The number by which the first key's position lies before the first query's, as lines count it:
 /// key j is hidden from query i when j - i > this; `None` when no key of the tile is hidden.
 fn masked_from(tile: usize, keys: usize, position: usize) -> Option<f32> {
-    (tile + keys - 1 > position).then(|| position as f32 - tile as f32)
+    (tile + keys - 1 > position).then_some(position as f32 - tile as f32)
 }
 
 /// xᵀ·factor: D lines of 64 lanes from `count` rows.

@@ -29,7 +29,7 @@ pub(crate) fn row_chunks(
     row_len: usize,
     f: impl Fn(usize, &mut [f32]) + Sync,
 ) {
-    let rows = if row_len == 0 { 0 } else { out.len() / row_len };
+    let rows = out.len().checked_div(row_len).unwrap_or(0);
     let out = Split::new(out);
     team.tasks(rows.div_ceil(ROW_CHUNK), |i| {
         let (from, to) = (i * ROW_CHUNK, ((i + 1) * ROW_CHUNK).min(rows));

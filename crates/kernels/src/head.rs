@@ -180,6 +180,57 @@ pub fn head_cross_entropy(
     });
 }
 
+/// Values of workspace that [`head_logits`] needs.
+pub fn logits_workspace(width: usize, threads: usize) -> usize {
+    width * HEAD_ROWS + threads * STEP * HEAD_ROWS
+}
+
+/// z = W·x_r + b for every row, R×V: the same bits that [`head_cross_entropy`] computes inside.
+pub fn head_logits(
+    team: &Team,
+    shape: HeadShape,
+    x: &[f32],
+    weight: &[f32],
+    bias: &[f32],
+    logits: &mut [f32],
+    workspace: &mut [f32],
+) {
+    let HeadShape { rows, width, vocab } = shape;
+    assert!(x.len() == rows * width && weight.len() == vocab * width, "logits: R×C and V×C");
+    assert!(bias.is_empty() || bias.len() == vocab, "logits: a bias an entry");
+    assert!(logits.len() == rows * vocab, "logits: R×V");
+    assert!(workspace.len() >= logits_workspace(width, team.threads()), "logits: workspace");
+    let (turned, tiles) = workspace.split_at_mut(width * HEAD_ROWS);
+    let (logits, tiles) = (Split::new(logits), Split::new(tiles));
+    for first in (0..rows).step_by(HEAD_ROWS) {
+        let count = HEAD_ROWS.min(rows - first);
+        for (c, line) in turned.chunks_exact_mut(HEAD_ROWS).enumerate() {
+            for (r, v) in line[..count].iter_mut().enumerate() {
+                *v = x[(first + r) * width + c];
+            }
+        }
+        let turned = &*turned;
+        team.worker_tasks(vocab.div_ceil(STEP), |worker, task| {
+            let v = task * STEP;
+            let n = STEP.min(vocab - v);
+            // SAFETY: a worker's tile is its own; a task writes its own columns of every row.
+            unsafe {
+                let tile = tiles.part(worker * STEP * HEAD_ROWS..(worker + 1) * STEP * HEAD_ROWS);
+                let a = Strided { start: weight[v * width..].as_ptr(), row: width, col: 1 };
+                let c = tile.as_mut_ptr();
+                block(a, turned.as_ptr(), HEAD_ROWS, c, HEAD_ROWS, n, count, width, Init::Zero);
+                for r in 0..count {
+                    let at = (first + r) * vocab + v;
+                    for (i, out) in logits.part(at..at + n).iter_mut().enumerate() {
+                        let b = if bias.is_empty() { 0.0 } else { bias[v + i] };
+                        *out = tile[i * HEAD_ROWS + r] + b;
+                    }
+                }
+            }
+        });
+    }
+}
+
 /// The softmax of a chunk's rows, put together from all blocks.
 struct Total {
     max: [f32; HEAD_ROWS],

@@ -145,11 +145,7 @@ impl Lanes for Plain {
     }
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
-        let mut out = [0.0f32; LANES];
-        for i in 0..LANES {
-            out[i] = plain_fma(self.0[i], b.0[i], c.0[i]);
-        }
-        Plain(out)
+        Plain(std::array::from_fn(|i| plain_fma(self.0[i], b.0[i], c.0[i])))
     }
     #[inline(always)]
     unsafe fn sqrt(self) -> Self {
@@ -167,11 +163,7 @@ impl Lanes for Plain {
     }
     #[inline(always)]
     unsafe fn keep_at_least(self, x: Self, limit: Self) -> Self {
-        let mut out = [0.0f32; LANES];
-        for i in 0..LANES {
-            out[i] = if x.0[i] >= limit.0[i] { self.0[i] } else { 0.0 };
-        }
-        Plain(out)
+        Plain(std::array::from_fn(|i| if x.0[i] >= limit.0[i] { self.0[i] } else { 0.0 }))
     }
 }
 

@@ -34,7 +34,10 @@ pub use elementwise::{
     add_assign, add_bias_rows, dropout, gelu_backward, gelu_forward, rope, scale, swiglu_backward,
     swiglu_forward,
 };
-pub use head::{HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_workspace};
+pub use head::{
+    HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
+    logits_workspace,
+};
 pub use isa::Isa;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use norm::{
