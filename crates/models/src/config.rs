@@ -113,7 +113,8 @@ pub struct NgramConfig {
     /// V. Taken from the data when 0.
     #[serde(default)]
     pub vocab_size: usize,
-    /// Tokens a run holds, the predicted one counted: 2 for a bigram.
+    /// Tokens a run holds, the predicted one counted: 2 for a bigram, 1 for frequencies alone, 0
+    /// for every token alike.
     pub order: usize,
     /// How unseen runs get their share; chosen on the validation side when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -292,8 +293,9 @@ impl ModelConfig {
         match self {
             ModelConfig::Transformer(_) => "transformer",
             ModelConfig::Rnn(_) => "rnn",
-            ModelConfig::Ngram(c) if c.order == 2 => "bigram",
-            ModelConfig::Ngram(_) => "ngram",
+            ModelConfig::Ngram(c) => {
+                ["uniform", "unigram", "bigram"].get(c.order).unwrap_or(&"ngram")
+            }
         }
     }
 

@@ -86,6 +86,14 @@ impl Model {
         Ok(plan)
     }
 
+    /// The layout that the configuration makes.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn layout_of(config: &ModelConfig) -> Result<Layout, Error> {
+        Ok(build(config)?.2)
+    }
+
     /// Parameters that the configuration makes.
     ///
     /// # Errors

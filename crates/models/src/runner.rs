@@ -96,7 +96,7 @@ slots! {
         head,
         /// R: the loss of each row.
         losses,
-        /// R: probabilities of the best ids (not for training).
+        /// R: probabilities of the best ids.
         best,
     }
 }
@@ -118,9 +118,14 @@ fn specs(
         packed: work("packed matrices", network.packed_len()),
         head: work("head chunk", head.max(logits_workspace(network.width(), w.threads))),
         losses: work("losses", w.rows),
-        best: work("best", if w.training { 0 } else { w.rows }),
+        best: work("best", w.rows),
     };
     (inner, outer)
+}
+
+/// R: the most probable ids.
+fn best_ids_spec(w: &Workload) -> Spec {
+    Spec::new("best ids", Account::Workspace, w.rows)
 }
 
 /// A model at work: buffers for one workload, and the workers.
@@ -129,7 +134,7 @@ pub struct Runner {
     workload: Workload,
     slots: NetworkSlots<Buffer<f32>>,
     outer: OuterSlot<Buffer<f32>>,
-    best_ids: Vec<u32>,
+    best_ids: Buffer<u32>,
     packed: bool,
 }
 
@@ -144,6 +149,7 @@ impl Runner {
         let mut plan = Plan::default();
         inner.each(&mut |s| plan.add(s));
         outer.each(&mut |s| plan.add(s));
+        plan.add(&best_ids_spec(workload));
         Ok(plan)
     }
 
@@ -159,7 +165,7 @@ impl Runner {
             team: Arc::clone(team),
             slots: inner.map(&mut allocate)?,
             outer: outer.map(&mut allocate)?,
-            best_ids: vec![0; if workload.training { 0 } else { workload.rows }],
+            best_ids: Buffer::new(&best_ids_spec(&workload))?,
             workload,
             packed: false,
         })
