@@ -13,7 +13,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Why a run ended early.
@@ -133,7 +133,7 @@ pub struct RunOptions<'a> {
     /// The workers.
     pub team: &'a Arc<Team>,
     /// Set to a signal's number to stop after the step in progress.
-    pub stop: &'a AtomicI32,
+    pub stop: &'a AtomicUsize,
 }
 
 /// What a run tells while it goes.
@@ -171,7 +171,7 @@ pub struct Outcome {
     /// Where it stands.
     pub state: State,
     /// The signal that stopped it, if one did.
-    pub stopped_by: Option<i32>,
+    pub stopped_by: Option<usize>,
 }
 
 impl std::fmt::Debug for Trainer {
