@@ -45,7 +45,11 @@ impl<T: Pod> Buffer<T> {
         let fail = |source| Error { name: spec.name.clone(), account: spec.account, bytes, source };
         let pages = match usize::try_from(bytes) {
             Ok(0) => None,
-            Ok(n) => Some(MmapMut::map_anon(n).map_err(fail)?),
+            Ok(n) => {
+                let pages = MmapMut::map_anon(n).map_err(fail)?;
+                advise_huge(&pages, spec.account);
+                Some(pages)
+            }
             Err(_) => return Err(fail(std::io::ErrorKind::OutOfMemory.into())),
         };
         Ok(Buffer {
@@ -56,6 +60,22 @@ impl<T: Pod> Buffer<T> {
         })
     }
 }
+
+/// Asks for pages of 2 MiB where a buffer is large and wholly used: arithmetic then waits less for
+/// address translation. A cache that fills up slowly keeps small pages, so that it takes no more
+/// than it holds. A system that will not is no error.
+fn advise_huge(pages: &MmapMut, account: Account) {
+    #[cfg(target_os = "linux")]
+    if pages.len() >= HUGE_FROM && account != Account::KvCache {
+        drop(pages.advise(memmap2::Advice::HugePage));
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (pages, account);
+}
+
+/// Bytes from which large pages are asked for.
+#[cfg(target_os = "linux")]
+const HUGE_FROM: usize = 2 << 20;
 
 impl<T: Pod> Deref for Buffer<T> {
     type Target = [T];
