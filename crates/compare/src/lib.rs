@@ -12,10 +12,12 @@
 
 mod analysis;
 mod audit;
+mod chart;
 
 mod error;
 mod experiment;
 mod record;
+pub mod report;
 
 pub mod statistics;
 mod store;
