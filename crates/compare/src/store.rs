@@ -52,6 +52,20 @@ impl Store {
         }
     }
 
+    /// The experiment and the finished runs of a folder, to report on them while it may still be
+    /// at work; changes nothing.
+    ///
+    /// # Errors
+    /// The folder holds no comparison, or a broken line.
+    pub fn read(folder: &Path) -> Result<(Experiment, Vec<Record>)> {
+        let path = folder.join(EXPERIMENT);
+        let text = fs::read_to_string(&path).map_err(Error::io(&path, "read the experiment"))?;
+        let experiment = Experiment::from_toml(&text, &path.display().to_string())?;
+        let path = folder.join(RECORDS);
+        let bytes = fs::read(&path).map_err(Error::io(&path, "read the records"))?;
+        Ok((experiment, whole_lines(&path, &bytes)?.0))
+    }
+
     /// The finished runs, in the order in which they were recorded.
     pub fn records(&self) -> &[Record] {
         &self.records
@@ -117,21 +131,27 @@ fn fix(folder: &Path, experiment: &Experiment) -> Result<()> {
 fn read(path: &Path, file: &mut File) -> Result<Vec<Record>> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(Error::io(path, "read the records"))?;
-    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let (records, whole) = whole_lines(path, &bytes)?;
     if whole < bytes.len() {
         file.set_len(whole as u64).map_err(Error::io(path, "cut a torn record"))?;
     }
+    Ok(records)
+}
+
+/// The records of all lines that end, and the bytes they take.
+fn whole_lines(path: &Path, bytes: &[u8]) -> Result<(Vec<Record>, usize)> {
+    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     let lines = bytes[..whole].split(|&byte| byte == b'\n').enumerate();
-    lines
-        .filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace))
-        .map(|(number, line)| {
+    let records = lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace)).map(
+        |(number, line)| {
             serde_json::from_slice(line).map_err(|error| Error::BrokenRecord {
                 path: path.to_path_buf(),
                 line: number + 1,
                 message: error.to_string(),
             })
-        })
-        .collect()
+        },
+    );
+    Ok((records.collect::<Result<_>>()?, whole))
 }
 
 #[cfg(test)]
@@ -151,6 +171,8 @@ mod tests {
         let path = folder.path().join(RECORDS);
         let torn = [fs::read(&path).unwrap(), b"{\"arm\":\"rnn\",\"se".to_vec()].concat();
         fs::write(&path, torn).unwrap();
+        let (read, records) = Store::read(folder.path()).unwrap();
+        assert_eq!((read.digest(), records.len()), (experiment.digest(), 2));
 
         let mut store = Store::open(folder.path(), &experiment, "data").unwrap();
         assert_eq!(store.records().len(), 2);

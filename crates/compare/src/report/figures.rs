@@ -57,41 +57,78 @@ pub(super) fn differences(analysis: &Analysis) -> Option<Markup> {
 
 /// Validation loss over tokens seen with a band over seeds, training loss dashed.
 pub(super) fn learning(analysis: &Analysis) -> Option<Markup> {
+    let tokens = |_: &Record, point: &CurvePoint| point.tokens as f64;
     let mut lines = Vec::new();
-    let (mut early, mut last) = (f64::NEG_INFINITY, 0.0f64);
     for (series, row) in analysis.rows.iter().enumerate() {
-        let valid = over_seeds(&row.runs, |point| point.validation_loss);
-        let train = over_seeds(&row.runs, |point| point.train_loss);
-        if valid.is_empty() && train.is_empty() {
-            continue;
-        }
-        let end = valid.iter().chain(&train).map(|point| point.0).fold(0.0, f64::max);
-        last = last.max(end);
-        let settled = valid.iter().chain(&train).filter(|point| point.0 >= 0.08 * end);
-        early = settled.map(|point| point.3).fold(early, f64::max);
+        let valid = over_seeds(&row.runs, tokens, |point| point.validation_loss);
+        let train = over_seeds(&row.runs, tokens, |point| point.train_loss);
         let name = &row.arm.name;
         lines.push(line(series, format!("{name}, validation"), &valid, Stroke::Solid));
-        let train = Line {
-            band: Vec::new(),
-            ..line(series, format!("{name}, training"), &train, Stroke::Dashed)
-        };
-        lines.push(train);
+        let train = line(series, format!("{name}, training"), &train, Stroke::Dashed);
+        lines.push(Line { band: Vec::new(), ..train });
     }
-    let low = lines.iter().flat_map(|line| &line.points).map(|p| p.1).fold(early, f64::min);
+    curves("Learning curves: loss over tokens seen", ("tokens seen", Label::Short), lines)
+}
+
+/// Validation loss over seconds of training; a model without a curve is one mark at its end.
+pub(super) fn learning_by_time(analysis: &Analysis) -> Option<Markup> {
+    let seconds = |run: &Record, point: &CurvePoint| {
+        run.training.seconds * point.tokens as f64 / (run.training.tokens as f64).max(1.0)
+    };
+    let rows = analysis.rows.iter().enumerate().filter(|(_, row)| !row.arm.kind.is_anchor());
+    let lines = rows.map(|(series, row)| {
+        let mut points = over_seeds(&row.runs, seconds, |point| point.validation_loss);
+        if points.is_empty() {
+            let ends = row.runs.iter().filter_map(|run| run.training.best_validation_loss);
+            points.extend(row.seconds.and_then(|time| summary(time.mean, ends)));
+        }
+        line(series, row.arm.name.clone(), &points, Stroke::Solid)
+    });
+    let name = "Validation loss over training time";
+    curves(name, ("seconds of training", Label::Plain), lines.collect())
+}
+
+/// Curves that start steep: the range of losses begins where the slowest has done a tenth.
+fn curves(name: &str, (x, label): (&str, Label), lines: Vec<Line>) -> Option<Markup> {
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let last = points().map(|point| point.0).reduce(f64::max)?;
+    let settled = lines.iter().flat_map(|line| {
+        let end = line.points.last().map_or(0.0, |point| point.0);
+        line.points.iter().filter(move |point| point.0 >= 0.1 * end)
+    });
+    let high = settled.map(|point| point.1).reduce(f64::max)?;
+    let low = points().map(|point| point.1).fold(high, f64::min);
+    let air = 0.04 * (high - low);
     Lines {
-        name: "Learning curves: loss over tokens seen".to_owned(),
-        x: ("tokens seen".to_owned(), Label::Short),
+        name: name.to_owned(),
+        x: (x.to_owned(), label),
         y: ("loss, nats a token".to_owned(), Label::Plain),
         x_range: Some((0.0, last)),
-        y_range: early.is_finite().then_some((low - 0.03 * (early - low), early)),
+        y_range: Some((low - air, high + air)),
         diagonal: false,
         lines,
     }
     .draw()
 }
 
-/// Loss by position in the message, with a band over seeds.
-pub(super) fn positions(analysis: &Analysis) -> Option<Markup> {
+/// Test loss by position in the message.
+pub(super) fn loss_by_position(analysis: &Analysis) -> Option<Markup> {
+    let name = "Test loss by position in the message";
+    by_position(analysis, name, ("test loss, nats a token", Label::Plain), Score::loss)
+}
+
+/// Test accuracy by position in the message.
+pub(super) fn accuracy_by_position(analysis: &Analysis) -> Option<Markup> {
+    let name = "Test accuracy by position in the message";
+    by_position(analysis, name, ("test accuracy", Label::Percent), Score::accuracy)
+}
+
+fn by_position(
+    analysis: &Analysis,
+    name: &str,
+    (y, label): (&str, Label),
+    value: fn(&Score) -> Option<f64>,
+) -> Option<Markup> {
     let rows = analysis.rows.iter().enumerate().filter(|(_, row)| !row.arm.kind.is_anchor());
     let lines = rows.map(|(series, row)| {
         let mut by_position: BTreeMap<u32, Vec<Score>> = BTreeMap::new();
@@ -104,14 +141,14 @@ pub(super) fn positions(analysis: &Analysis) -> Option<Markup> {
         let most = by_position.values().map(|scores| targets(scores)).max().unwrap_or(0);
         by_position.retain(|_, scores| RARE * targets(scores) >= most);
         let points = by_position.into_iter().filter_map(|(position, scores)| {
-            summary(f64::from(position), scores.iter().filter_map(Score::loss))
+            summary(f64::from(position), scores.iter().filter_map(value))
         });
         line(series, row.arm.name.clone(), &points.collect::<Vec<_>>(), Stroke::Solid)
     });
     Lines {
-        name: "Test loss by position in the message".to_owned(),
+        name: name.to_owned(),
         x: ("tokens before the target".to_owned(), Label::Plain),
-        y: ("test loss, nats a token".to_owned(), Label::Plain),
+        y: (y.to_owned(), label),
         x_range: None,
         y_range: None,
         diagonal: false,
@@ -206,14 +243,15 @@ fn summary(x: f64, values: impl Iterator<Item = f64>) -> Option<Summary> {
 }
 
 /// The k-th point of every seed's curve together; where seeds stopped early, those that went on.
-fn over_seeds(runs: &[&Record], value: fn(&CurvePoint) -> Option<f64>) -> Vec<Summary> {
-    let curves: Vec<Vec<(f64, f64)>> = runs
-        .iter()
-        .map(|run| {
-            let points = run.curve.iter();
-            points.filter_map(|point| Some((point.tokens as f64, value(point)?))).collect()
-        })
-        .collect();
+fn over_seeds(
+    runs: &[&Record],
+    x: impl Fn(&Record, &CurvePoint) -> f64,
+    y: impl Fn(&CurvePoint) -> Option<f64>,
+) -> Vec<Summary> {
+    let curve = |run: &&Record| -> Vec<(f64, f64)> {
+        run.curve.iter().filter_map(|point| Some((x(run, point), y(point)?))).collect()
+    };
+    let curves: Vec<_> = runs.iter().map(curve).collect();
     let longest = curves.iter().map(Vec::len).max().unwrap_or(0);
     let point = |k: usize| {
         let points: Vec<_> = curves.iter().filter_map(|curve| curve.get(k)).collect();
@@ -242,7 +280,17 @@ mod tests {
     fn every_figure_of_a_whole_comparison_is_drawn() {
         let (experiment, audit, records) = invented::comparison();
         let analysis = Analysis::new(&experiment, &audit, &records, None).unwrap();
-        for figure in [losses, differences, learning, positions, calibration, memory] {
+        let figures = [
+            losses,
+            differences,
+            learning,
+            learning_by_time,
+            loss_by_position,
+            accuracy_by_position,
+            calibration,
+            memory,
+        ];
+        for figure in figures {
             let drawn = figure(&analysis).unwrap().into_string();
             assert!(drawn.contains("<svg") && !drawn.contains("NaN") && !drawn.contains("inf"));
         }
@@ -253,7 +301,8 @@ mod tests {
         let mut a = invented::record("rnn", 1);
         let b = invented::record("rnn", 2);
         a.curve.truncate(10);
-        let mean = over_seeds(&[&a, &b], |point| point.validation_loss);
+        let mean =
+            over_seeds(&[&a, &b], |_, point| point.tokens as f64, |point| point.validation_loss);
         assert_eq!(mean.len(), b.curve.len());
         let (_, value, least, most) = mean[9];
         assert!(least < value && value < most);

@@ -181,9 +181,12 @@ fn behaviour(analysis: &Analysis) -> Markup {
                     "Loss over tokens seen: validation as a line with a band from the best to the worst seed, training dashed. "
                     "The steep start is cut off. Models of counts learn in one pass and have no curve."
                 }))
-                (figure(analysis, "Loss by position", figures::positions(analysis), html! {
+                (figure(analysis, "Loss by position", figures::loss_by_position(analysis), html! {
                     "Test loss by the number of tokens before the target, band over seeds: what a model makes of context. "
                     "Positions that few messages reach are left out."
+                }))
+                (figure(analysis, "Accuracy by position", figures::accuracy_by_position(analysis), html! {
+                    "Share of exact next tokens by the number of tokens before the target, band over seeds."
                 }))
                 (figure(analysis, "Calibration", figures::calibration(analysis), html! {
                     "How often the first choice is right against how sure the model is; on the dashed line the two agree, below it the model is too sure. "
@@ -208,23 +211,34 @@ fn next_tokens(analysis: &Analysis) -> Markup {
             h2 { "Top next tokens" (synthetic(analysis)) }
             @for prompt in &analysis.experiment.prompts {
                 h3 { "After “" (prompt) "”" }
+                @let lists = lists(analysis, prompt);
+                @let most = lists.iter().flat_map(|list| list.2).map(|(_, chance)| *chance);
+                @let most = most.fold(f64::MIN_POSITIVE, f64::max);
                 div class="lists" {
-                    @for (series, row) in analysis.rows.iter().enumerate() {
-                        @if let Some(list) = row.runs.first().and_then(|run| run.top_next.get(prompt)) {
-                            (tokens(series, &row.arm.name, list))
-                        }
-                    }
+                    @for list in &lists { (tokens(*list, most)) }
                 }
             }
             p class="note" {
-                "The most probable next tokens with their probabilities, of the first seed; bars are drawn to one scale a model."
+                "The most probable next tokens with their probabilities, of the first seed; the bars under one prompt have one scale."
             }
         }
     }
 }
 
-fn tokens(series: usize, name: &str, list: &[(String, f64)]) -> Markup {
-    let most = list.iter().map(|(_, chance)| *chance).fold(f64::MIN_POSITIVE, f64::max);
+/// A series, its name, and its next tokens with their probabilities.
+type List<'a> = (usize, &'a str, &'a [(String, f64)]);
+
+/// The arms that have a list for the prompt.
+fn lists<'a>(analysis: &'a Analysis, prompt: &str) -> Vec<List<'a>> {
+    let rows = analysis.rows.iter().enumerate();
+    rows.filter_map(|(series, row)| {
+        let list = row.runs.first()?.top_next.get(prompt)?;
+        Some((series, row.arm.name.as_str(), list.as_slice()))
+    })
+    .collect()
+}
+
+fn tokens((series, name, list): List, most: f64) -> Markup {
     html! {
         div class={ "list " (series_class(series)) } {
             h4 { (swatch(series)) (name) }
@@ -249,6 +263,10 @@ fn costs(analysis: &Analysis) -> Markup {
                 (figure(analysis, "Peak memory of training", figures::memory(analysis), html! {
                     "The whole process at its peak, minus the empty harness (grey), is the model's own. "
                     "The upright mark is what was predicted before the run."
+                }))
+                (figure(analysis, "Loss over training time", figures::learning_by_time(analysis), html! {
+                    "Validation loss over seconds of training, at each run's own mean speed: what a loss costs on this machine. "
+                    "A model of counts is a single mark where its counting ended."
                 }))
             }
             div class="scroll" { (tables::costs(analysis)) }
@@ -310,7 +328,7 @@ fn audit(analysis: &Analysis) -> Markup {
         section id="audit" {
             h2 { "Audit" (synthetic(analysis)) }
             div class="scroll" { (tables::sides(&data.sides)) }
-            dl { @for (name, fact) in &facts { dt { (name) } dd { (minus_free(fact)) } } }
+            dl { @for (name, fact) in &facts { dt { (name) } dd { (or_dash(fact)) } } }
             @if !analysis.failures.is_empty() {
                 h3 { "Failed runs" }
                 ul { @for f in &analysis.failures { li { (f.arm) ", seed " (f.seed) ": " (f.why) } } }
@@ -320,7 +338,7 @@ fn audit(analysis: &Analysis) -> Markup {
 }
 
 /// Facts are shown as they are; an empty one as a dash.
-fn minus_free(fact: &str) -> &str {
+fn or_dash(fact: &str) -> &str {
     if fact.trim().is_empty() { "–" } else { fact }
 }
 
@@ -382,14 +400,16 @@ mod tests {
             "Test loss of each model",
             "Learning curves",
             "Loss by position",
+            "Accuracy by position",
             "Calibration",
             "Peak memory of training",
+            "Loss over training time",
         ] {
             assert!(page.contains(&format!("<h3>{figure}")), "{figure}");
         }
         assert!(page.contains("No decisive winner between"));
         assert!(page.contains("autoreg compare --seeds 6"));
-        assert_eq!(page.matches("<svg class=\"chart\"").count(), 6);
+        assert_eq!(page.matches("<svg class=\"chart\"").count(), 8);
     }
 
     #[test]

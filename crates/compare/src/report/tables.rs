@@ -29,8 +29,11 @@ impl Cell {
     }
 }
 
+/// A heading and the way from an arm to its cell.
+type Column<'c> = (&'c str, &'c dyn Fn(&Row) -> Option<Cell>);
+
 /// A table of arms: one column a heading with its way to a cell.
-fn by_arm(analysis: &Analysis, columns: &[(&str, &dyn Fn(&Row) -> Option<Cell>)]) -> Markup {
+fn by_arm(analysis: &Analysis, columns: &[Column]) -> Markup {
     html! {
         table {
             thead { tr { th { "Model" } @for (heading, _) in columns { th { (heading) } } } }
@@ -159,7 +162,7 @@ pub(super) fn costs(analysis: &Analysis) -> Markup {
                 let memory = &row.runs.first()?.memory;
                 let predicted = memory.predicted_process_bytes? as f64;
                 let off = predicted / memory.peak_process_bytes as f64 - 1.0;
-                let small = format!("{} of measured", signed(100.0 * off, 1) + " %");
+                let small = format!("{} % against measured", signed(100.0 * off, 1));
                 Some(Cell::new(mebibytes(predicted)).under(small))
             }),
         ],

@@ -12,7 +12,7 @@ pub fn terminal(analysis: &Analysis, width: usize) -> String {
     let data = &analysis.audit.data;
     let synthetic = if data.synthetic { " [synthetic data]" } else { "" };
     let mut out = format!(
-        "{}: {}{synthetic}\n\n{}\n",
+        "{}: {}{synthetic}\n\n{}",
         analysis.experiment.name,
         data.description,
         wrapped(&analysis.headline(), width, "")

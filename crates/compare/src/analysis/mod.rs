@@ -1,15 +1,16 @@
 //! From records to conclusions: one row an arm, one pair for each two models, and what a reader
 //! must be warned of. A pure function of the experiment, the audit and the records.
 
+mod sample;
+mod warnings;
+
 use std::collections::BTreeMap;
 
+use self::sample::{Resample, Resampled, Runs, Sample, second_grouping, sorted_runs};
 use crate::statistics::correction::{bonferroni, draws_needed, holm};
 use crate::statistics::power::Spread;
-use crate::statistics::{Bootstrap, Contrast, Draws, Evidence, Interval, Metric, Panel, Verdict};
-use crate::{Arm, Audit, Error, Experiment, GroupScore, ParameterCount, Record, Result, Score};
-
-/// Seed of the resampling: part of the method, not of the experiment.
-const RESAMPLING_SEED: u64 = 20_230_401;
+use crate::statistics::{Draws, Evidence, Interval, Verdict};
+use crate::{Arm, Audit, Error, Experiment, ParameterCount, Record, Result, Score};
 
 /// A number over seeds: the mean with an interval, and how far single seeds lie apart.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -200,7 +201,7 @@ impl<'a> Analysis<'a> {
             groupings,
             warnings: Vec::new(),
         };
-        analysis.warnings = warnings(&analysis);
+        analysis.warnings = warnings::warnings(&analysis);
         Ok(analysis)
     }
 
@@ -258,18 +259,6 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-type Runs<'a> = Vec<(&'a Arm, Vec<&'a Record>)>;
-
-/// Each arm with its records by seed; a later record of the same run replaces an earlier one.
-fn sorted_runs<'a>(experiment: &'a Experiment, records: &'a [Record]) -> Runs<'a> {
-    let of_arm = |arm: &'a Arm| {
-        let own = records.iter().filter(|record| record.arm == arm.name);
-        let by_seed: BTreeMap<u64, &Record> = own.map(|record| (record.seed, record)).collect();
-        (arm, by_seed.into_values().collect())
-    };
-    experiment.arms.iter().map(of_arm).collect()
-}
-
 fn failures<'a>(runs: &Runs<'a>) -> Vec<Failure<'a>> {
     let all = runs.iter().flat_map(|(_, records)| records.iter());
     all.filter_map(|record| {
@@ -277,118 +266,6 @@ fn failures<'a>(runs: &Runs<'a>) -> Vec<Failure<'a>> {
         Some(Failure { arm: &record.arm, seed: record.seed, why })
     })
     .collect()
-}
-
-/// Scores of all arms on the same groups.
-struct Sample {
-    tokens: Vec<f64>,
-    panels: Vec<Panel>,
-}
-
-impl Sample {
-    /// Collects what `groups` finds in each record; all must have the same groups and tokens.
-    fn of<'a>(
-        runs: &Runs<'a>,
-        groups: impl Fn(&'a Record) -> Option<&'a [GroupScore]>,
-    ) -> Result<Sample> {
-        let mut sample = Sample { tokens: Vec::new(), panels: Vec::new() };
-        let mut first: Option<Vec<(u32, u64)>> = None;
-        for (arm, records) in runs {
-            let deterministic = arm.kind.is_deterministic();
-            let mut panel = Panel { deterministic, ..Panel::default() };
-            for record in records {
-                let Some(groups) = groups(record) else { continue };
-                let groups: BTreeMap<u32, Score> =
-                    groups.iter().map(|g| (g.group, g.score)).collect();
-                let targets: Vec<_> = groups.iter().map(|(g, score)| (*g, score.tokens)).collect();
-                let expected = first.get_or_insert_with(|| targets.clone());
-                if *expected != targets {
-                    return Err(Error::NotComparable {
-                        arm: arm.name.clone(),
-                        seed: record.seed,
-                        expected: described(expected),
-                        found: described(&targets),
-                    });
-                }
-                panel.seeds.push(record.seed);
-                panel.nll.push(groups.values().map(|score| score.nll).collect());
-                panel.correct.push(groups.values().map(|score| score.correct as f64).collect());
-            }
-            sample.panels.push(panel);
-        }
-        let targets = first.unwrap_or_default();
-        sample.tokens = targets.iter().map(|(_, tokens)| *tokens as f64).collect();
-        Ok(sample)
-    }
-}
-
-fn described(targets: &[(u32, u64)]) -> String {
-    let tokens: u64 = targets.iter().map(|(_, tokens)| tokens).sum();
-    let mut print = 0u64;
-    for (group, tokens) in targets {
-        print = print.rotate_left(7) ^ (u64::from(*group) << 32) ^ tokens;
-    }
-    format!("{} groups with {tokens} tokens (fingerprint {print:016x})", targets.len())
-}
-
-/// The sample under a second key, where every scored run has one by the same name.
-fn second_grouping(runs: &Runs) -> Result<Option<(String, Sample)>> {
-    let scored = runs.iter().flat_map(|(_, records)| records.iter());
-    let mut keys = scored
-        .filter_map(|record| record.test.as_ref())
-        .map(|test| test.second_grouping.as_ref().map(|grouping| grouping.by.as_str()));
-    let Some(Some(by)) = keys.next() else { return Ok(None) };
-    if keys.any(|key| key != Some(by)) {
-        return Ok(None);
-    }
-    let sample = Sample::of(runs, |record| {
-        Some(record.test.as_ref()?.second_grouping.as_ref()?.groups.as_slice())
-    })?;
-    Ok(Some((by.to_owned(), sample)))
-}
-
-/// Loss and accuracy of one contrast, and its loss under the second grouping.
-struct Resample {
-    loss: Option<Draws>,
-    accuracy: Option<Draws>,
-    second: Option<Draws>,
-}
-
-struct Resampled {
-    rows: Vec<Resample>,
-    pairs: Vec<Resample>,
-}
-
-impl Resampled {
-    fn new(
-        main: &Sample,
-        second: Option<&(String, Sample)>,
-        rows: usize,
-        couples: &[(usize, usize)],
-        draws: usize,
-    ) -> Resampled {
-        let bootstrap = Bootstrap { draws, seed: RESAMPLING_SEED };
-        let sides = (0..rows).map(|row| (row, None));
-        let sides: Vec<_> = sides.chain(couples.iter().map(|&(a, b)| (a, Some(b)))).collect();
-        let contrasts = |metric: Metric| {
-            sides.iter().map(move |&(plus, minus)| Contrast { plus, minus, metric })
-        };
-        let both: Vec<_> = contrasts(Metric::Loss).chain(contrasts(Metric::Accuracy)).collect();
-        let mut loss = bootstrap.run(&main.tokens, &main.panels, &both);
-        let accuracy = loss.split_off(sides.len());
-        let second = match second {
-            Some((_, sample)) => {
-                let contrasts: Vec<_> = contrasts(Metric::Loss).collect();
-                bootstrap.run(&sample.tokens, &sample.panels, &contrasts)
-            }
-            None => sides.iter().map(|_| None).collect(),
-        };
-        let all = loss.into_iter().zip(accuracy).zip(second);
-        let mut all: Vec<_> =
-            all.map(|((loss, accuracy), second)| Resample { loss, accuracy, second }).collect();
-        let pairs = all.split_off(rows);
-        Resampled { rows: all, pairs }
-    }
 }
 
 fn estimate(draws: &Draws, confidence: f64) -> Estimate {
@@ -499,55 +376,6 @@ impl Context<'_, '_> {
         }
         out
     }
-}
-
-fn warnings(analysis: &Analysis) -> Vec<String> {
-    let mut out = Vec::new();
-    if analysis.missing > 0 {
-        out.push(format!(
-            "{} of {} runs are not recorded yet: this report is of an unfinished comparison",
-            analysis.missing,
-            analysis.experiment.runs().len()
-        ));
-    }
-    for Failure { arm, seed, why } in &analysis.failures {
-        out.push(format!("{arm}, seed {seed}, failed: {why}"));
-    }
-    if analysis.groups == 1 {
-        out.push("the test side has one group: no interval can be given".to_owned());
-    }
-    if analysis.rows.iter().any(|row| !row.arm.kind.is_deterministic() && row.runs.len() == 1) {
-        out.push(
-            "one seed: an interval covers the choice of test groups only, not training".to_owned(),
-        );
-    }
-    let unigram = analysis.rows.iter().find(|row| row.arm.kind == crate::ArmKind::Unigram);
-    let unigram = unigram.and_then(|row| row.loss).map(|loss| loss.mean);
-    for row in &analysis.rows {
-        let (Some(loss), Some(unigram)) = (row.loss, unigram) else { continue };
-        if !row.arm.kind.is_anchor() && loss.mean > unigram {
-            out.push(format!(
-                "{} is worse than word frequencies alone ({:.3} against {unigram:.3} nats): it is broken or was not trained",
-                row.arm.name, loss.mean
-            ));
-        }
-        out.extend(leak(row, analysis.experiment.margin_nats));
-    }
-    out
-}
-
-/// A warning where leaving out the messages with a long run seen in training moves the loss by
-/// more than the margin.
-fn leak(row: &Row, margin: f64) -> Option<String> {
-    let gap = row.seen?;
-    let all: Score = [gap.seen, gap.unseen].into_iter().sum();
-    let moved = gap.unseen.loss()? - all.loss()?;
-    (moved > margin).then(|| {
-        format!(
-            "{}: leaving out test messages that share a long run of tokens with training raises the loss by {moved:.3} nats: part of the score may be memory",
-            row.arm.name
-        )
-    })
 }
 
 #[cfg(test)]
