@@ -286,6 +286,7 @@ fn hint(found: &str, known: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn error(text: &str) -> String {
         Experiment::from_toml(text, "x.toml").unwrap_err().to_string()
@@ -357,5 +358,26 @@ mod tests {
         assert_ne!(digest, experiment.run_digest(arm, 1, "other"));
         let longer = Experiment { epochs: 9, ..experiment.clone() };
         assert_ne!(digest, longer.run_digest(arm, 1, "data"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic_and_every_error_is_one_line(
+            key in "[a-z`\"' \\n\\\\]{0,12}",
+            value in "[-0-9a-z'\"\\[\\]{}.=\\n]{0,16}",
+        ) {
+            for text in [
+                format!("{key} = {value}\n"),
+                format!("name = 'x'\n\"{key}\" = 1\n[[arm]]\nname = 'a'\nkind = 'rnn'\n"),
+                format!("name = 'x'\n[[arm]]\nname = 'a'\nkind = '{key}'\n"),
+                format!("name = 'x'\nepochs = {value}\n[[arm]]\nname = 'a'\nkind = 'rnn'\n"),
+            ] {
+                if let Err(error) = Experiment::from_toml(&text, "x.toml") {
+                    let message = error.to_string();
+                    prop_assert!(!message.contains('\n') && message.starts_with("x.toml"), "{}", message);
+                    prop_assert!(error.is_input());
+                }
+            }
+        }
     }
 }

@@ -158,6 +158,7 @@ fn whole_lines(path: &Path, bytes: &[u8]) -> Result<(Vec<Record>, usize)> {
 mod tests {
     use super::*;
     use crate::invented;
+    use proptest::prelude::*;
 
     #[test]
     fn finished_rows_are_skipped_after_a_crash_in_the_middle_of_a_line() {
@@ -220,5 +221,23 @@ mod tests {
         drop(store);
         let error = Store::open(folder.path(), &experiment, "other").unwrap_err();
         assert!(matches!(&error, Error::OtherData { arm, seed: 1, .. } if arm == "rnn"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = whole_lines(Path::new("x"), &bytes);
+        }
+
+        #[test]
+        fn a_file_cut_anywhere_keeps_its_whole_lines(cut in 0.0f64..1.0) {
+            let line = |seed| serde_json::to_string(&invented::record("unigram", seed)).unwrap() + "\n";
+            let (one, two) = (line(1), line(2));
+            let all = one.clone() + &two;
+            let cut = (cut * all.len() as f64) as usize;
+            let (records, whole) = whole_lines(Path::new("x"), &all.as_bytes()[..cut]).unwrap();
+            prop_assert_eq!(records.len(), usize::from(cut >= one.len()));
+            prop_assert_eq!(whole, if cut >= one.len() { one.len() } else { 0 });
+        }
     }
 }

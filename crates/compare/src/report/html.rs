@@ -3,7 +3,7 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::numbers::{counted, minus, percent, whole};
+use super::numbers::{counted, percent, whole};
 use super::{figures, tables};
 use crate::chart::{series_class, swatch};
 use crate::statistics::Outcome;
@@ -348,9 +348,9 @@ fn method(analysis: &Analysis) -> Markup {
         section id="method" {
             h2 { "How it was judged, and how to do it again" }
             ul class="method" {
-                li { "All models saw the same split, vocabulary, cap and number of passes; every model was scored on the same target positions, the first predicted from the start of the message." }
+                li { "All models saw the same split, vocabulary, cap and number of passes (models of counts need one); every model was scored on the same target positions, the first predicted from the start of the message." }
                 li { "Intervals come from a two-level bootstrap, " (whole(analysis.draws as u64)) " draws: seeds are drawn with replacement, then groups, the same draw for every model. The part that seeds add is widened for their small number (Student's t)." }
-                li { (minus(&format!("{} pairs are compared at once: their intervals are Bonferroni's, their p-values Holm's.", analysis.pairs.len()))) }
+                li { (counted(analysis.pairs.len(), "pair")) " at once: intervals are Bonferroni's, p-values Holm's." }
                 li { "A winner needs an interval that excludes zero, a difference of at least " (experiment.margin_nats) " nats, no contradiction by accuracy, the same sign under every grouping checked ("
                     (analysis.groupings.join(", ")) "), and no failed run of its own." }
                 li { "\"Detectable\" is the smallest difference that this run would have found with probability 0.8." }
