@@ -1,2 +1,61 @@
 //! The `autoreg` binary: words typed at the terminal, turned into calls of the rooms below.
-fn main() {}
+//!
+//! Flags, files and messages are known here and nowhere below.
+
+mod cmd;
+mod error;
+mod stop;
+mod term;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Trains, compares, generates from and serves autoregressive language models, and accounts for
+/// every byte and millisecond of it.
+#[derive(Debug, Parser)]
+#[command(name = "autoreg", version, arg_required_else_help = true, after_help = AFTER)]
+struct Cli {
+    /// The highest instruction set to use: plain, avx2 or avx512 (default: what the processor has)
+    #[arg(long, global = true, env = "AUTOREG_ISA", value_name = "LEVEL")]
+    isa: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER: &str = "\
+Start here:
+  autoreg compare                          the whole experiment on synthetic mail, no data needed
+  autoreg data prepare MAIL --out DATA     your own mail (mbox, Maildir, .eml, CSV, JSON Lines, text)
+  autoreg compare --data DATA              the experiment on it
+
+Exit codes: 0 done, 1 failed, 2 the input is wrong, 130 or 143 stopped by a signal (resumable with
+--resume), 75 stopped otherwise and resumable.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Turn mail or text into a data set, and look into one
+    Data(cmd::data::DataArgs),
+    /// Train one model on a data set
+    Train(cmd::train::TrainArgs),
+    /// Score a model on one side of a data set: nats/token, perplexity, exact accuracy
+    Eval(cmd::eval::EvalArgs),
+    /// Measure speed and memory on random tokens
+    Bench(cmd::bench::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = cmd::choose_isa(cli.isa.as_deref()).and_then(|()| match cli.command {
+        Command::Data(args) => cmd::data::run(args),
+        Command::Train(args) => cmd::train::run(args),
+        Command::Eval(args) => cmd::eval::run(args),
+        Command::Bench(args) => cmd::bench::run(args),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            term::error(&error.message);
+            ExitCode::from(error.code)
+        }
+    }
+}

@@ -1,1 +1,50 @@
 //! Arithmetic on slices: one source for every instruction set, chosen at run time.
+//!
+//! Every kernel is written once over sixteen virtual lanes ([`lanes`](self)) and stamped for each
+//! instruction set by [`stamp!`]. Nothing here knows tensors, files or models. Each result is a
+//! chain of operations that depends on its own row alone, so the bits do not change with the
+//! batch, the chunking or the number of workers. AVX2 and AVX-512 give the same bits; the plain
+//! level multiplies and adds in two roundings on processors without a fused instruction and may
+//! differ in the last bits.
+//!
+//! Shape letters: B sequences, T tokens, R rows (all tokens of a batch), C hidden size, H query
+//! heads, G K/V heads, D head size, F MLP size, V vocabulary.
+
+mod attention;
+mod elementwise;
+mod head;
+mod isa;
+mod lanes;
+mod math;
+mod matmul;
+mod norm;
+mod optimizer;
+mod random;
+mod recurrent;
+mod reduce;
+pub mod reference;
+mod split;
+mod team;
+
+pub use attention::{
+    AttentionShape, KEY_TILE, Kv, Segment, attention_backward, attention_forward,
+    attention_workspace,
+};
+pub use elementwise::{
+    add_assign, add_bias_rows, dropout, gelu_backward, gelu_forward, rope, scale, swiglu_backward,
+    swiglu_forward,
+};
+pub use head::{
+    HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
+    logits_workspace,
+};
+pub use isa::Isa;
+pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
+pub use norm::{
+    NormShape, layer_norm_backward, layer_norm_forward, rms_norm_backward, rms_norm_forward,
+};
+pub use optimizer::{AdamStep, adam, sum_of_squares};
+pub use random::{mix, normal, stream_key, uniform, uniform_bits};
+pub use recurrent::{RnnShape, rnn_backward, rnn_forward, rnn_workspace};
+pub use reduce::{column_sums, embedding_backward, embedding_forward};
+pub use team::Team;

@@ -1,1 +1,17 @@
 //! Every large byte under a name and an account, predicted and measured by one list.
+//!
+//! Large memory is had only as a [`Buffer`], which is charged at birth and credited on drop. A
+//! [`Plan`] lists what will be allocated; the same specs allocate it. Nothing here knows shapes or
+//! models: it counts bytes.
+
+mod book;
+mod buffer;
+mod file;
+mod plan;
+mod process;
+
+pub use book::{Account, Charge, Snapshot, reset_peak, snapshot};
+pub use buffer::{Buffer, Error};
+pub use file::MappedFile;
+pub use plan::{Line, Plan, Report, ReportRow, Spec};
+pub use process::{peak_bytes, resident_bytes};

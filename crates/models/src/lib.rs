@@ -1,1 +1,25 @@
 //! Networks: one definition and one forward pass for training and inference.
+//!
+//! A [`Model`] is a configuration with weights and keeps no state of any sequence. A [`Runner`]
+//! holds what a workload needs beside them, allocated from the very list that predicts it. What is
+//! remembered between steps is a [`Cache`], lent by the caller. Nothing here knows requests,
+//! optimizers or HTTP.
+
+mod batch;
+mod cache;
+mod config;
+mod model;
+pub mod ngram;
+mod rnn;
+mod runner;
+mod slots;
+mod transformer;
+
+pub use batch::{Batch, IGNORED};
+pub use cache::Cache;
+pub use config::{
+    ConfigError, MlpConfig, ModelConfig, NgramConfig, NormConfig, PositionConfig, RnnConfig,
+    Smoothing, TransformerConfig,
+};
+pub use model::{Error, Model};
+pub use runner::{Dropout, Runner, Workload};

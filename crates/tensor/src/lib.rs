@@ -1,1 +1,13 @@
-//! Operations with their gradients, one file each.
+//! Operations with their gradients, one file each, over parameters kept in one flat buffer.
+//!
+//! An operation knows its shapes and which parameters are its own; arithmetic is the kernels'.
+//! Gradients are explicit: each `backward` stands beside its `forward` and says what is saved
+//! between them. Nothing here knows files or models.
+//!
+//! Shape letters as in the kernels: R rows, C hidden size, H heads, G K/V heads, D head size, F MLP
+//! size, V vocabulary.
+
+pub mod ops;
+mod parameters;
+
+pub use parameters::{Initial, Layout, ParamId, ParameterSpec, Parameters};

@@ -1,1 +1,21 @@
 //! Text to token ids and back.
+//!
+//! [`Tokenizer`] reads any `tokenizer.json` of the Hugging Face `tokenizers` library and is written
+//! as one by [`train`]. [`Utf8Stream`] turns ids into text one by one. Nothing here knows models.
+
+mod chars;
+mod decode;
+mod error;
+mod pieces;
+mod specials;
+mod stream;
+mod tokenizer;
+pub mod train;
+mod words;
+
+pub use error::Error;
+pub use pieces::Pieces;
+pub use specials::Specials;
+pub use stream::Utf8Stream;
+pub use tokenizer::Tokenizer;
+pub use words::{Words, lowercase_into};

@@ -1,1 +1,24 @@
-//! From text to weights: the training step, its schedule, its checkpoints.
+//! From text to weights: the training step, its schedule, its checkpoints, the scores.
+//!
+//! Nothing here knows requests or HTTP.
+
+mod checkpoint;
+mod config;
+mod data;
+mod evaluate;
+mod optimizer;
+mod run;
+mod saved;
+mod trainer;
+
+pub use checkpoint::Error as CheckpointError;
+pub use config::{Recipe, RecipeError, Schedule, TrainConfig};
+pub use data::{Facts, Sequences, epoch_order};
+pub use evaluate::{BINS, Bin, Evaluator, Scores, Tally, evaluate};
+pub use optimizer::{AdamW, Applied, learning_rate};
+pub use run::{CurvePoint, Error, Event, Outcome, RunOptions, State, resumable, run, total_steps};
+pub use saved::{
+    CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE, write_counts,
+    write_description, write_weights,
+};
+pub use trainer::{StepReport, Trainer};

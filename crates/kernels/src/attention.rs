@@ -1,0 +1,661 @@
+//! Causal attention in tiles with a running softmax: the score matrix is never stored.
+//!
+//! Keys come in tiles of 64 at absolute positions divisible by 64, queries 64 at a time. Scores
+//! are kept transposed (a key a line, the queries as lanes): keys and values are then read as
+//! they stand, nothing is packed but the queries, and softmax needs no sum across lanes. A
+//! query's result is one chain over the keys before it, so neither the chunking of a prompt nor
+//! what follows changes its bits. After Dao et al., "FlashAttention", arXiv 2205.14135.
+
+use crate::lanes::{LANES, Lanes, stamp};
+use crate::math;
+use crate::matmul::{Init, Strided, block};
+use crate::split::Split;
+use crate::team::Team;
+
+/// Keys a tile holds; tiles start at absolute positions divisible by it.
+pub const KEY_TILE: usize = 64;
+/// Queries a block holds: a line of lanes.
+const LINE: usize = 64;
+const VECS: usize = LINE / LANES;
+
+/// Sizes of an attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// H.
+    pub heads: usize,
+    /// G; H is a multiple of it.
+    pub kv_heads: usize,
+    /// D.
+    pub head_dim: usize,
+    /// What scores are multiplied by, 1/√D as a rule.
+    pub scale: f32,
+}
+
+/// Keys and values of one sequence: those of position j, head g start at `j·stride + g·D`.
+#[derive(Clone, Copy, Debug)]
+pub struct Kv<'a> {
+    /// Keys.
+    pub keys: &'a [f32],
+    /// Values.
+    pub values: &'a [f32],
+    /// Distance of neighbouring positions.
+    pub stride: usize,
+}
+
+/// Rows of a batch that belong to one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// The first row.
+    pub row: usize,
+    /// Rows: the sequence's new tokens.
+    pub queries: usize,
+    /// Positions before them; keys and values hold `past + queries` positions.
+    pub past: usize,
+    /// Its keys and values.
+    pub kv: Kv<'a>,
+}
+
+fn forward_scratch(d: usize) -> usize {
+    // Queries turned, scores, outputs, running maximum and sum, one factor a query.
+    d * LINE + KEY_TILE * LINE + LINE * d + 3 * LINE
+}
+
+fn backward_scratch(d: usize, longest: usize) -> usize {
+    let lines = longest.next_multiple_of(LINE);
+    // Queries and output gradients turned, one number a query, two tiles of scores.
+    2 * d * lines + lines + 2 * KEY_TILE * LINE
+}
+
+/// Values of workspace that the forward pass needs, and with `longest > 0` the backward pass over
+/// sequences of up to that many tokens: linear in the length.
+pub fn attention_workspace(shape: &AttentionShape, threads: usize, longest: usize) -> usize {
+    let forward = forward_scratch(shape.head_dim);
+    let backward = if longest > 0 { backward_scratch(shape.head_dim, longest) } else { 0 };
+    threads * forward.max(backward)
+}
+
+/// out[r, h] = Σ_j softmax_j(scale·q_r·k_j)·v_j over the positions up to r's own.
+///
+/// Queries start every row of `q`, `q_stride` apart (H·D values used); `out`: R×(H·D). `lse` (H×R,
+/// R all rows of the batch, or empty) receives log Σ e^score, which the backward pass needs.
+pub fn attention_forward(
+    team: &Team,
+    shape: &AttentionShape,
+    segments: &[Segment],
+    q: &[f32],
+    q_stride: usize,
+    out: &mut [f32],
+    lse: &mut [f32],
+    workspace: &mut [f32],
+) {
+    let (h, d) = (shape.heads, shape.head_dim);
+    let rows = out.len() / (h * d);
+    check(shape, segments, rows, q.len(), q_stride);
+    let keep_lse = !lse.is_empty();
+    assert!(!keep_lse || lse.len() == h * rows, "attention: a log-sum a head and row");
+    let scratch = forward_scratch(d);
+    assert!(workspace.len() >= team.threads() * scratch, "attention: workspace");
+    let work = blocks_of(segments);
+    let (out, lse, workspace) = (Split::new(out), Split::new(lse), Split::new(workspace));
+    team.worker_tasks(work.len() * h, |worker, task| {
+        let (segment, first) = work[task / h];
+        let segment = &segments[segment];
+        let head = task % h;
+        // SAFETY: a worker's workspace is its own.
+        let scratch = unsafe { workspace.part(worker * scratch..(worker + 1) * scratch) };
+        let (turned, rest) = scratch.split_at_mut(d * LINE);
+        let (scores, rest) = rest.split_at_mut(KEY_TILE * LINE);
+        let (sums, running) = rest.split_at_mut(LINE * d);
+        let count = LINE.min(segment.queries - first);
+        let row = segment.row + first;
+        turn(&q[row * q_stride + head * d..], q_stride, count, d, shape.scale, turned);
+        running[..LINE].fill(f32::NEG_INFINITY);
+        running[LINE..].fill(0.0);
+        let position = segment.past + first;
+        let group = head / (h / shape.kv_heads);
+        for tile in (0..position + count).step_by(KEY_TILE) {
+            let keys = KEY_TILE.min(position + count - tile);
+            let at = tile * segment.kv.stride + group * d;
+            let kv = segment.kv;
+            // SAFETY: the checks above; scratch holds whole lines.
+            unsafe {
+                let k = Strided { start: kv.keys[at..].as_ptr(), row: kv.stride, col: 1 };
+                block(
+                    k,
+                    turned.as_ptr(),
+                    LINE,
+                    scores.as_mut_ptr(),
+                    LINE,
+                    keys,
+                    LINE,
+                    d,
+                    Init::Zero,
+                );
+                softmax_tile(
+                    &mut scores[..keys * LINE],
+                    running,
+                    masked_from(tile, keys, position),
+                );
+                if tile > 0 {
+                    scale_rows(&mut sums[..count * d], &running[2 * LINE..], d);
+                }
+                let p = Strided { start: scores.as_ptr(), row: 1, col: LINE };
+                let start = if tile == 0 { Init::Zero } else { Init::Keep };
+                let v = kv.values[at..].as_ptr();
+                block(p, v, kv.stride, sums.as_mut_ptr(), d, count, d, keys, start);
+            }
+        }
+        for i in 0..count {
+            let inverse = 1.0 / running[LINE + i];
+            let at = (row + i) * h * d + head * d;
+            // SAFETY: a task's rows and head are its own.
+            unsafe {
+                let out = out.part(at..at + d);
+                out.iter_mut().zip(&sums[i * d..]).for_each(|(o, s)| *o = s * inverse);
+                if keep_lse {
+                    let at = head * rows + row + i;
+                    lse.part(at..at + 1)[0] = running[i] + running[LINE + i].ln();
+                }
+            }
+        }
+    });
+}
+
+/// The gradient of [`attention_forward`] for sequences without a past whose keys and values stand
+/// in the batch itself: row r of `qkv` holds H·D queries, G·D keys, G·D values; `d_qkv` alike is
+/// written.
+pub fn attention_backward(
+    team: &Team,
+    shape: &AttentionShape,
+    sequences: &[(usize, usize)],
+    qkv: &[f32],
+    out: &[f32],
+    lse: &[f32],
+    d_out: &[f32],
+    d_qkv: &mut [f32],
+    workspace: &mut [f32],
+) {
+    let (h, g, d) = (shape.heads, shape.kv_heads, shape.head_dim);
+    let stride = (h + 2 * g) * d;
+    let rows = out.len() / (h * d);
+    assert!(qkv.len() == rows * stride && d_qkv.len() == qkv.len(), "attention: R×(H+2G)D");
+    assert!(d_out.len() == out.len() && lse.len() == h * rows, "attention: R×HD and H×R");
+    assert!(sequences.iter().all(|s| s.0 + s.1 <= rows), "attention: sequences lie in the batch");
+    let longest = sequences.iter().map(|s| s.1).max().unwrap_or(0);
+    let scratch = backward_scratch(d, longest);
+    assert!(workspace.len() >= team.threads() * scratch, "attention: workspace");
+    let (d_qkv, workspace) = (Split::new(d_qkv), Split::new(workspace));
+    team.worker_tasks(sequences.len() * g, |worker, task| {
+        let (row, tokens) = sequences[task / g];
+        let group = task % g;
+        if tokens == 0 {
+            return;
+        }
+        // SAFETY: a worker's workspace is its own.
+        let scratch = unsafe { workspace.part(worker * scratch..(worker + 1) * scratch) };
+        let lines = tokens.next_multiple_of(LINE);
+        let (q_turned, rest) = scratch.split_at_mut(d * lines);
+        let (d_turned, rest) = rest.split_at_mut(d * lines);
+        let (delta, rest) = rest.split_at_mut(lines);
+        let (p, ds) = rest[..2 * KEY_TILE * LINE].split_at_mut(KEY_TILE * LINE);
+        for (order, head) in (group * (h / g)..(group + 1) * (h / g)).enumerate() {
+            for first in (0..tokens).step_by(LINE) {
+                let count = LINE.min(tokens - first);
+                let at = first * d;
+                let q = &qkv[(row + first) * stride + head * d..];
+                turn(q, stride, count, d, shape.scale, &mut q_turned[at..at + d * LINE]);
+                let o = (row + first) * h * d + head * d;
+                turn(&d_out[o..], h * d, count, d, 1.0, &mut d_turned[at..at + d * LINE]);
+                for i in 0..LINE {
+                    delta[first + i] = if i < count {
+                        let at = o + i * h * d;
+                        out[at..at + d].iter().zip(&d_out[at..at + d]).map(|(o, g)| o * g).sum()
+                    } else {
+                        0.0
+                    };
+                }
+            }
+            for tile in (0..tokens).step_by(KEY_TILE) {
+                let keys = KEY_TILE.min(tokens - tile);
+                let k_at = (row + tile) * stride + (h + group) * d;
+                let v_at = k_at + g * d;
+                for first in (tile..tokens).step_by(LINE) {
+                    let count = LINE.min(tokens - first);
+                    let q_at = (row + first) * stride + head * d;
+                    let o_at = (row + first) * h * d + head * d;
+                    let fresh = order == 0 && first == tile;
+                    // SAFETY: sequences lie in the batch by the check above; a task writes the
+                    // rows of its sequence at its own heads.
+                    unsafe {
+                        let key_rows = Strided { start: qkv[k_at..].as_ptr(), row: stride, col: 1 };
+                        let turned = q_turned[first * d..].as_ptr();
+                        block(
+                            key_rows,
+                            turned,
+                            LINE,
+                            p.as_mut_ptr(),
+                            LINE,
+                            keys,
+                            LINE,
+                            d,
+                            Init::Zero,
+                        );
+                        let value_rows =
+                            Strided { start: qkv[v_at..].as_ptr(), row: stride, col: 1 };
+                        let turned = d_turned[first * d..].as_ptr();
+                        block(
+                            value_rows,
+                            turned,
+                            LINE,
+                            ds.as_mut_ptr(),
+                            LINE,
+                            keys,
+                            LINE,
+                            d,
+                            Init::Zero,
+                        );
+                        let mut log_sums = [f32::INFINITY; LINE];
+                        let at = head * rows + row + first;
+                        log_sums[..count].copy_from_slice(&lse[at..at + count]);
+                        let n = keys * LINE;
+                        let mask = masked_from(tile, keys, first);
+                        let delta = &delta[first..first + LINE];
+                        score_gradients(
+                            &mut p[..n],
+                            &mut ds[..n],
+                            &log_sums,
+                            delta,
+                            shape.scale,
+                            mask,
+                        );
+                        let start = if fresh { Init::Zero } else { Init::Keep };
+                        let d_v = d_qkv.pointer().add(v_at);
+                        let lines = Strided { start: p.as_ptr(), row: LINE, col: 1 };
+                        block(
+                            lines,
+                            d_out[o_at..].as_ptr(),
+                            h * d,
+                            d_v,
+                            stride,
+                            keys,
+                            d,
+                            count,
+                            start,
+                        );
+                        let d_k = d_qkv.pointer().add(k_at);
+                        let lines = Strided { start: ds.as_ptr(), row: LINE, col: 1 };
+                        block(
+                            lines,
+                            qkv[q_at..].as_ptr(),
+                            stride,
+                            d_k,
+                            stride,
+                            keys,
+                            d,
+                            count,
+                            start,
+                        );
+                        let d_q = d_qkv.pointer().add(q_at);
+                        let rows = Strided { start: ds.as_ptr(), row: 1, col: LINE };
+                        let start = if tile == 0 { Init::Zero } else { Init::Keep };
+                        block(
+                            rows,
+                            qkv[k_at..].as_ptr(),
+                            stride,
+                            d_q,
+                            stride,
+                            count,
+                            d,
+                            keys,
+                            start,
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn check(shape: &AttentionShape, segments: &[Segment], rows: usize, q_len: usize, q_stride: usize) {
+    let (h, g, d) = (shape.heads, shape.kv_heads, shape.head_dim);
+    assert!(g > 0 && h.is_multiple_of(g), "attention: heads are shared out evenly");
+    for s in segments.iter().filter(|s| s.queries > 0) {
+        assert!(s.row + s.queries <= rows, "attention: a segment lies in the batch");
+        assert!((s.row + s.queries - 1) * q_stride + h * d <= q_len, "attention: queries");
+        let end = (s.past + s.queries - 1) * s.kv.stride + g * d;
+        assert!(end <= s.kv.keys.len() && end <= s.kv.values.len(), "attention: keys and values");
+    }
+}
+
+/// (segment, first query) of every block of queries, the costliest first.
+fn blocks_of(segments: &[Segment]) -> Vec<(usize, usize)> {
+    let mut blocks: Vec<(usize, usize)> = segments
+        .iter()
+        .enumerate()
+        .flat_map(|(i, s)| (0..s.queries).step_by(LINE).map(move |first| (i, first)))
+        .collect();
+    blocks.sort_by_key(|&(i, first)| std::cmp::Reverse(segments[i].past + first));
+    blocks
+}
+
+/// The number by which the first key's position lies before the first query's, as lines count it:
+/// key j is hidden from query i when j - i > this; `None` when no key of the tile is hidden.
+fn masked_from(tile: usize, keys: usize, position: usize) -> Option<f32> {
+    (tile + keys - 1 > position).then_some(position as f32 - tile as f32)
+}
+
+/// xᵀ·factor: D lines of 64 lanes from `count` rows.
+fn turn(x: &[f32], stride: usize, count: usize, d: usize, factor: f32, out: &mut [f32]) {
+    for (c, line) in out.chunks_exact_mut(LINE).take(d).enumerate() {
+        for (i, v) in line.iter_mut().enumerate() {
+            *v = if i < count { x[i * stride + c] * factor } else { 0.0 };
+        }
+    }
+}
+
+fn scale_rows(rows: &mut [f32], factors: &[f32], d: usize) {
+    for (row, f) in rows.chunks_exact_mut(d).zip(factors) {
+        row.iter_mut().for_each(|v| *v *= f);
+    }
+}
+
+const IOTA: [f32; LINE] = {
+    let mut out = [0.0; LINE];
+    let mut i = 0;
+    while i < LINE {
+        out[i] = i as f32;
+        i += 1;
+    }
+    out
+};
+
+/// Scores become probabilities relative to the running maximum; `running` holds maxima, sums and,
+/// on return, the factors that older sums must be multiplied by.
+#[inline(always)]
+unsafe fn softmax_tile_body<S: Lanes>(scores: &mut [f32], running: &mut [f32], mask: Option<f32>) {
+    // SAFETY: whole lines.
+    unsafe {
+        for i in 0..VECS {
+            let old = S::load(running.as_ptr().add(i * LANES));
+            let lane = S::load(IOTA.as_ptr().add(i * LANES));
+            let mut max = old;
+            for (j, line) in scores.chunks_exact_mut(LINE).enumerate() {
+                let p = line.as_mut_ptr().add(i * LANES);
+                let mut z = S::load(p);
+                if let Some(shift) = mask {
+                    // Hidden where lane < j - shift: minus infinity is added there.
+                    let hidden = S::splat(f32::NEG_INFINITY)
+                        .keep_at_least(S::splat(j as f32 - shift - 1.0), lane);
+                    z = z.add(hidden);
+                    z.store(p);
+                }
+                max = max.max(z);
+            }
+            let safe = max.max(S::splat(f32::MIN));
+            let mut sum = S::splat(0.0);
+            for line in scores.chunks_exact_mut(LINE) {
+                let p = line.as_mut_ptr().add(i * LANES);
+                let e = math::exp(S::load(p).sub(safe));
+                e.store(p);
+                sum = sum.add(e);
+            }
+            let factor = math::exp(old.sub(safe));
+            let total = S::load(running.as_ptr().add(LINE + i * LANES)).fma(factor, sum);
+            max.store(running.as_mut_ptr().add(i * LANES));
+            total.store(running.as_mut_ptr().add(LINE + i * LANES));
+            factor.store(running.as_mut_ptr().add(2 * LINE + i * LANES));
+        }
+    }
+}
+stamp!(fn softmax_tile_raw(scores: &mut [f32], running: &mut [f32], mask: Option<f32>) = softmax_tile_body);
+fn softmax_tile(scores: &mut [f32], running: &mut [f32], mask: Option<f32>) {
+    assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE);
+    // SAFETY: whole lines.
+    unsafe { softmax_tile_raw(scores, running, mask) }
+}
+
+/// p: scores → probabilities; ds: d_probability → d_score = p·(ds - δ)·scale.
+#[inline(always)]
+unsafe fn score_gradients_body<S: Lanes>(
+    p: &mut [f32],
+    ds: &mut [f32],
+    log_sums: &[f32; LINE],
+    delta: &[f32],
+    scale: f32,
+    mask: Option<f32>,
+) {
+    // SAFETY: whole lines.
+    unsafe {
+        for i in 0..VECS {
+            let log_sum = S::load(log_sums.as_ptr().add(i * LANES));
+            let delta = S::load(delta.as_ptr().add(i * LANES));
+            let lane = S::load(IOTA.as_ptr().add(i * LANES));
+            let lines = p.chunks_exact_mut(LINE).zip(ds.chunks_exact_mut(LINE));
+            for (j, (p, ds)) in lines.enumerate() {
+                let (p, ds) = (p.as_mut_ptr().add(i * LANES), ds.as_mut_ptr().add(i * LANES));
+                let mut e = math::exp(S::load(p).sub(log_sum));
+                if let Some(shift) = mask {
+                    e = e.keep_at_least(lane, S::splat(j as f32 - shift));
+                }
+                e.store(p);
+                e.mul(S::load(ds).sub(delta)).mul(S::splat(scale)).store(ds);
+            }
+        }
+    }
+}
+stamp!(fn score_gradients_raw(
+    p: &mut [f32], ds: &mut [f32], log_sums: &[f32; LINE], delta: &[f32], scale: f32,
+    mask: Option<f32>
+) = score_gradients_body);
+fn score_gradients(
+    p: &mut [f32],
+    ds: &mut [f32],
+    log_sums: &[f32; LINE],
+    delta: &[f32],
+    scale: f32,
+    mask: Option<f32>,
+) {
+    assert!(p.len() == ds.len() && p.len().is_multiple_of(LINE) && delta.len() == LINE);
+    // SAFETY: whole lines.
+    unsafe { score_gradients_raw(p, ds, log_sums, delta, scale, mask) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Isa, reference};
+
+    fn values(n: usize, seed: u64) -> Vec<f32> {
+        (0..n as u64).map(|i| crate::normal(seed, i)).collect()
+    }
+
+    fn head(
+        x: &[f32],
+        rows: std::ops::Range<usize>,
+        stride: usize,
+        from: usize,
+        d: usize,
+    ) -> Vec<f64> {
+        rows.flat_map(|r| x[r * stride + from..r * stride + from + d].iter().map(|&v| f64::from(v)))
+            .collect()
+    }
+
+    #[test]
+    fn forward_and_backward_agree_with_the_plain_loop() {
+        let _level = crate::isa::hold();
+        let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 5, scale: 0.4 };
+        let (h, g, d) = (4, 2, 5);
+        let stride = (h + 2 * g) * d;
+        let sequences = [(0, 70), (70, 3), (73, 1), (74, 130)];
+        let rows = 204;
+        let (qkv, d_out) = (values(rows * stride, 1), values(rows * h * d, 2));
+        for isa in Isa::available() {
+            isa.force();
+            for threads in [1, 2] {
+                let team = Team::new(threads);
+                let segments: Vec<Segment> = sequences
+                    .iter()
+                    .map(|&(row, queries)| Segment {
+                        row,
+                        queries,
+                        past: 0,
+                        kv: Kv {
+                            keys: &qkv[row * stride + h * d..],
+                            values: &qkv[row * stride + (h + g) * d..],
+                            stride,
+                        },
+                    })
+                    .collect();
+                let (mut out, mut lse) = (vec![0.0; rows * h * d], vec![0.0; h * rows]);
+                let mut work = vec![0.0; attention_workspace(&shape, threads, 130)];
+                attention_forward(
+                    &team, &shape, &segments, &qkv, stride, &mut out, &mut lse, &mut work,
+                );
+                let mut d_qkv = vec![3.0; qkv.len()];
+                attention_backward(
+                    &team, &shape, &sequences, &qkv, &out, &lse, &d_out, &mut d_qkv, &mut work,
+                );
+                for &(row, tokens) in &sequences {
+                    let span = row..row + tokens;
+                    let (mut dk, mut dv) =
+                        (vec![vec![0.0; tokens * d]; g], vec![vec![0.0; tokens * d]; g]);
+                    for head_index in 0..h {
+                        let group = head_index / 2;
+                        let q = head(&qkv, span.clone(), stride, head_index * d, d);
+                        let k = head(&qkv, span.clone(), stride, (h + group) * d, d);
+                        let v = head(&qkv, span.clone(), stride, (h + g + group) * d, d);
+                        let (right, right_lse) = reference::attention(&q, &k, &v, d, 0, 0.4);
+                        let got: Vec<f32> = head(&out, span.clone(), h * d, head_index * d, d)
+                            .iter()
+                            .map(|&x| x as f32)
+                            .collect();
+                        reference::assert_close(&got, &right, 3e-6, "out");
+                        reference::assert_close(
+                            &lse[head_index * rows + row..][..tokens],
+                            &right_lse,
+                            2e-6,
+                            "lse",
+                        );
+                        if tokens > 8 {
+                            continue;
+                        }
+                        let go = head(&d_out, span.clone(), h * d, head_index * d, d);
+                        let loss = |q: &[f64], k: &[f64], v: &[f64]| -> f64 {
+                            reference::attention(q, k, v, d, 0, 0.4)
+                                .0
+                                .iter()
+                                .zip(&go)
+                                .map(|(o, g)| o * g)
+                                .sum()
+                        };
+                        let dq = reference::numeric_gradient(&q, |q| loss(q, &k, &v));
+                        let got: Vec<f32> = head(&d_qkv, span.clone(), stride, head_index * d, d)
+                            .iter()
+                            .map(|&x| x as f32)
+                            .collect();
+                        reference::assert_close(&got, &dq, 1e-5, "d_q");
+                        let add = |a: &mut Vec<f64>, b: Vec<f64>| {
+                            a.iter_mut().zip(b).for_each(|(a, b)| *a += b)
+                        };
+                        add(&mut dk[group], reference::numeric_gradient(&k, |k| loss(&q, k, &v)));
+                        add(&mut dv[group], reference::numeric_gradient(&v, |v| loss(&q, &k, v)));
+                    }
+                    if tokens <= 8 {
+                        for group in 0..g {
+                            for (from, right) in
+                                [(h + group, &dk[group]), (h + g + group, &dv[group])]
+                            {
+                                let got: Vec<f32> = head(&d_qkv, span.clone(), stride, from * d, d)
+                                    .iter()
+                                    .map(|&x| x as f32)
+                                    .collect();
+                                reference::assert_close(&got, right, 1e-5, "d_k, d_v");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Long sequences cross tiles: checked against the softmax Jacobian written out in f64.
+    #[test]
+    fn backward_across_tiles() {
+        let _level = crate::isa::hold();
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 3, scale: 0.5 };
+        let (d, n) = (3, 150);
+        let (qkv, d_out) = (values(n * 9, 5), values(n * 3, 6));
+        let (q, k, v) =
+            (head(&qkv, 0..n, 9, 0, d), head(&qkv, 0..n, 9, 3, d), head(&qkv, 0..n, 9, 6, d));
+        let go: Vec<f64> = d_out.iter().map(|&x| f64::from(x)).collect();
+        let (o, l) = reference::attention(&q, &k, &v, d, 0, 0.5);
+        let mut right = vec![0.0; n * 9];
+        for i in 0..n {
+            let delta: f64 = (0..d).map(|c| go[i * d + c] * o[i * d + c]).sum();
+            for j in 0..=i {
+                let s: f64 = 0.5 * (0..d).map(|c| q[i * d + c] * k[j * d + c]).sum::<f64>();
+                let p = (s - l[i]).exp();
+                let dp: f64 = (0..d).map(|c| go[i * d + c] * v[j * d + c]).sum();
+                let ds = p * (dp - delta) * 0.5;
+                for c in 0..d {
+                    right[i * 9 + c] += ds * k[j * d + c];
+                    right[j * 9 + 3 + c] += ds * q[i * d + c];
+                    right[j * 9 + 6 + c] += p * go[i * d + c];
+                }
+            }
+        }
+        let team = Team::new(2);
+        let kv = Kv { keys: &qkv[3..], values: &qkv[6..], stride: 9 };
+        let segment = Segment { row: 0, queries: n, past: 0, kv };
+        let (mut out, mut lse, mut d_qkv) = (vec![0.0; n * 3], vec![0.0; n], vec![0.0; n * 9]);
+        let mut work = vec![0.0; attention_workspace(&shape, 2, n)];
+        attention_forward(&team, &shape, &[segment], &qkv, 9, &mut out, &mut lse, &mut work);
+        attention_backward(
+            &team,
+            &shape,
+            &[(0, n)],
+            &qkv,
+            &out,
+            &lse,
+            &d_out,
+            &mut d_qkv,
+            &mut work,
+        );
+        reference::assert_close(&d_qkv, &right, 1e-5, "d_qkv");
+    }
+
+    #[test]
+    fn chunks_and_single_steps_give_the_same_bits() {
+        let _level = crate::isa::hold();
+        let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35 };
+        let (n, q_width) = (150, 16);
+        let (q, k, v) = (values(n * q_width, 1), values(n * 8, 2), values(n * 8, 3));
+        let kv = Kv { keys: &k, values: &v, stride: 8 };
+        let team = Team::new(2);
+        let mut work = vec![0.0; attention_workspace(&shape, 2, 0)];
+        let mut run = |pieces: &[usize]| {
+            let mut all = Vec::new();
+            let mut past = 0;
+            for &queries in pieces {
+                let mut out = vec![0.0; queries * q_width];
+                let segment = Segment { row: 0, queries, past, kv };
+                attention_forward(
+                    &team,
+                    &shape,
+                    &[segment],
+                    &q[past * q_width..],
+                    q_width,
+                    &mut out,
+                    &mut [],
+                    &mut work,
+                );
+                all.extend(out.iter().map(|x: &f32| x.to_bits()));
+                past += queries;
+            }
+            all
+        };
+        let whole = run(&[150]);
+        assert_eq!(whole, run(&[1; 150]));
+        assert_eq!(whole, run(&[7, 64, 1, 63, 15]));
+    }
+}

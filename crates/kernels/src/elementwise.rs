@@ -1,0 +1,367 @@
+//! Element-by-element steps: activations with their gradients, sums, dropout, rotary positions.
+
+use crate::lanes::{LANES, Lanes, stamp};
+use crate::math;
+use crate::random;
+use crate::split::Split;
+use crate::team::Team;
+
+/// Values a task takes.
+const CHUNK: usize = 8192;
+/// Rows a task takes where rows matter.
+pub(crate) const ROW_CHUNK: usize = 64;
+
+/// Calls `f(start, part)` for parts of `out` on the team.
+fn chunks(team: &Team, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+    let len = out.len();
+    let out = Split::new(out);
+    team.tasks(len.div_ceil(CHUNK), |i| {
+        let range = i * CHUNK..((i + 1) * CHUNK).min(len);
+        // SAFETY: chunks do not overlap.
+        f(range.start, unsafe { out.part(range) });
+    });
+}
+
+/// Calls `f(first_row, rows)` for runs of whole rows of `out` on the team.
+pub(crate) fn row_chunks(
+    team: &Team,
+    out: &mut [f32],
+    row_len: usize,
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    let rows = out.len().checked_div(row_len).unwrap_or(0);
+    let out = Split::new(out);
+    team.tasks(rows.div_ceil(ROW_CHUNK), |i| {
+        let (from, to) = (i * ROW_CHUNK, ((i + 1) * ROW_CHUNK).min(rows));
+        // SAFETY: chunks do not overlap.
+        f(from, unsafe { out.part(from * row_len..to * row_len) });
+    });
+}
+
+macro_rules! map_body {
+    ($name:ident, $raw:ident, |$($x:ident),+| $e:expr) => {
+        #[inline(always)]
+        unsafe fn $name<S: Lanes>(out: &mut [f32], $($x: &[f32]),+) {
+            // SAFETY: part loads and stores stay inside the equally long slices.
+            unsafe {
+                let n = out.len();
+                let mut i = 0;
+                while i < n {
+                    let m = (n - i).min(LANES);
+                    $(let $x = S::load_part($x.as_ptr().add(i), m);)+
+                    let y: S = $e;
+                    y.store_part(out.as_mut_ptr().add(i), m);
+                    i += LANES;
+                }
+            }
+        }
+        stamp!(fn $raw(out: &mut [f32], $($x: &[f32]),+) = $name);
+    };
+}
+
+map_body!(gelu_body, gelu_raw, |x| x.mul(math::normal(x).0));
+map_body!(gelu_grad_body, gelu_grad_raw, |x, d| {
+    let (cumulative, density) = math::normal(x);
+    d.mul(x.fma(density, cumulative))
+});
+map_body!(add_body, add_raw, |a, b| a.add(b));
+
+/// y = x·Φ(x) with the normal distribution Φ (Hendrycks and Gimpel, arXiv 1606.08415).
+pub fn gelu_forward(team: &Team, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "gelu: lengths");
+    chunks(team, y, |at, y| {
+        // SAFETY: equally long slices.
+        unsafe { gelu_raw(y, &x[at..at + y.len()]) }
+    });
+}
+
+/// d_x = d_y·(Φ(x) + x·φ(x)), d_y given in place of d_x.
+pub fn gelu_backward(team: &Team, x: &[f32], d: &mut [f32]) {
+    assert_eq!(x.len(), d.len(), "gelu: lengths");
+    chunks(team, d, |at, d| {
+        // SAFETY: as the body: each vector of `d` is read before it is written.
+        unsafe {
+            let old = std::slice::from_raw_parts(d.as_ptr(), d.len());
+            gelu_grad_raw(d, &x[at..at + d.len()], old);
+        }
+    });
+}
+
+/// x ← x + y.
+pub fn add_assign(team: &Team, x: &mut [f32], y: &[f32]) {
+    assert_eq!(x.len(), y.len(), "add: lengths");
+    chunks(team, x, |at, x| {
+        // SAFETY: as the body: each vector of `x` is read before it is written.
+        unsafe {
+            let old = std::slice::from_raw_parts(x.as_ptr(), x.len());
+            add_raw(x, old, &y[at..at + x.len()]);
+        }
+    });
+}
+
+/// x ← factor·x.
+pub fn scale(team: &Team, x: &mut [f32], factor: f32) {
+    chunks(team, x, |_, x| x.iter_mut().for_each(|v| *v *= factor));
+}
+
+/// Adds `bias` (width) to every row of x (R×width).
+pub fn add_bias_rows(team: &Team, x: &mut [f32], bias: &[f32]) {
+    row_chunks(team, x, bias.len(), |_, rows| {
+        for row in rows.chunks_exact_mut(bias.len()) {
+            row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn swiglu_body<S: Lanes>(rows: &[f32], width: usize, out: &mut [f32]) {
+    // SAFETY: part loads and stores stay inside the rows.
+    unsafe {
+        for (row, out) in rows.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)) {
+            let mut i = 0;
+            while i < width {
+                let m = (width - i).min(LANES);
+                let gate = S::load_part(row.as_ptr().add(i), m);
+                let up = S::load_part(row.as_ptr().add(width + i), m);
+                gate.mul(sigmoid(gate)).mul(up).store_part(out.as_mut_ptr().add(i), m);
+                i += LANES;
+            }
+        }
+    }
+}
+stamp!(fn swiglu_raw(rows: &[f32], width: usize, out: &mut [f32]) = swiglu_body);
+
+#[inline(always)]
+unsafe fn swiglu_grad_body<S: Lanes>(
+    rows: &[f32],
+    width: usize,
+    d_out: &[f32],
+    d_rows: &mut [f32],
+) {
+    // SAFETY: part loads and stores stay inside the rows.
+    unsafe {
+        for ((row, d_out), d_row) in rows
+            .chunks_exact(2 * width)
+            .zip(d_out.chunks_exact(width))
+            .zip(d_rows.chunks_exact_mut(2 * width))
+        {
+            let mut i = 0;
+            while i < width {
+                let m = (width - i).min(LANES);
+                let gate = S::load_part(row.as_ptr().add(i), m);
+                let up = S::load_part(row.as_ptr().add(width + i), m);
+                let d = S::load_part(d_out.as_ptr().add(i), m);
+                let s = sigmoid(gate);
+                let slope = s.mul(S::splat(1.0).add(gate.mul(S::splat(1.0).sub(s))));
+                d.mul(up).mul(slope).store_part(d_row.as_mut_ptr().add(i), m);
+                d.mul(gate.mul(s)).store_part(d_row.as_mut_ptr().add(width + i), m);
+                i += LANES;
+            }
+        }
+    }
+}
+stamp!(fn swiglu_grad_raw(rows: &[f32], width: usize, d_out: &[f32], d_rows: &mut [f32]) = swiglu_grad_body);
+
+#[inline(always)]
+unsafe fn sigmoid<S: Lanes>(x: S) -> S {
+    // SAFETY: as the caller's.
+    unsafe { S::splat(1.0).div(S::splat(1.0).add(math::exp(S::splat(0.0).sub(x)))) }
+}
+
+/// out = silu(gate)·up for rows gate|up of 2·width values (Shazeer, arXiv 2002.05202).
+pub fn swiglu_forward(team: &Team, gate_up: &[f32], width: usize, out: &mut [f32]) {
+    assert_eq!(gate_up.len(), 2 * out.len(), "swiglu: lengths");
+    row_chunks(team, out, width, |row, out| {
+        let from = row * 2 * width;
+        // SAFETY: whole rows on both sides.
+        unsafe { swiglu_raw(&gate_up[from..from + 2 * out.len()], width, out) }
+    });
+}
+
+/// The gradient of [`swiglu_forward`]: rows d_gate|d_up.
+pub fn swiglu_backward(
+    team: &Team,
+    gate_up: &[f32],
+    width: usize,
+    d_out: &[f32],
+    d_gate_up: &mut [f32],
+) {
+    assert!(
+        gate_up.len() == 2 * d_out.len() && gate_up.len() == d_gate_up.len(),
+        "swiglu: lengths"
+    );
+    row_chunks(team, d_gate_up, 2 * width, |row, d_rows| {
+        let n = d_rows.len();
+        let rows = &gate_up[row * 2 * width..row * 2 * width + n];
+        // SAFETY: whole rows on all sides.
+        unsafe { swiglu_grad_raw(rows, width, &d_out[row * width..row * width + n / 2], d_rows) }
+    });
+}
+
+/// Zeroes values with probability `rate` and scales the others by 1/(1 - rate), in place; the same
+/// call on the gradient is its backward. A value's fate depends on its row's key, `stream` and its
+/// column alone, so nothing is stored and no batch changes it.
+pub fn dropout(team: &Team, x: &mut [f32], row_keys: &[u64], stream: u64, rate: f32) {
+    if rate <= 0.0 || row_keys.is_empty() {
+        return;
+    }
+    let width = x.len() / row_keys.len();
+    let limit = (f64::from(rate) * 4_294_967_296.0) as u64;
+    let kept = 1.0 / (1.0 - rate);
+    row_chunks(team, x, width, |first, rows| {
+        for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+            let key = random::mix(row_keys[first + i] ^ random::mix(stream));
+            for (pair, values) in row.chunks_mut(2).enumerate() {
+                let bits = random::uniform_bits(key, pair as u64);
+                for (v, bits) in values.iter_mut().zip([bits >> 32, bits & 0xFFFF_FFFF]) {
+                    *v = if bits < limit { 0.0 } else { *v * kept };
+                }
+            }
+        }
+    });
+}
+
+/// Rotates pairs (i, i + D/2) of each head of x's rows by the row's position: cosines and sines
+/// come from `table`, `D` values a position (D/2 cosines, then D/2 sines). `backward` turns the
+/// other way (Su et al., arXiv 2104.09864).
+pub fn rope(
+    team: &Team,
+    x: &mut [f32],
+    row_stride: usize,
+    from: usize,
+    heads: usize,
+    head_dim: usize,
+    positions: &[u32],
+    table: &[f32],
+    backward: bool,
+) {
+    let half = head_dim / 2;
+    row_chunks(team, x, row_stride, |first, rows| {
+        for (i, row) in rows.chunks_exact_mut(row_stride).enumerate() {
+            let at = positions[first + i] as usize * head_dim;
+            let (cos, sin) = table[at..at + head_dim].split_at(half);
+            for head in row[from..from + heads * head_dim].chunks_exact_mut(head_dim) {
+                let (low, high) = head.split_at_mut(half);
+                for j in 0..half {
+                    let (a, b) = (low[j], high[j]);
+                    let s = if backward { -sin[j] } else { sin[j] };
+                    low[j] = a * cos[j] - b * s;
+                    high[j] = b * cos[j] + a * s;
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Isa, reference};
+
+    fn values(n: usize, seed: u64) -> Vec<f32> {
+        (0..n as u64).map(|i| 2.0 * crate::normal(seed, i)).collect()
+    }
+
+    /// The normal distribution in f64, by the series of erf or a continued fraction's stand-in:
+    /// Simpson's rule over the density, fine enough for 1e-12.
+    fn phi(x: f64) -> f64 {
+        let n = 2000;
+        let h = x / f64::from(n);
+        let f = |t: f64| (-0.5 * t * t).exp() / (2.0 * std::f64::consts::PI).sqrt();
+        let inner: f64 =
+            (1..n).map(|i| f(f64::from(i) * h) * if i % 2 == 1 { 4.0 } else { 2.0 }).sum();
+        0.5 + (f(0.0) + inner + f(x)) * h / 3.0
+    }
+
+    #[test]
+    fn gelu_and_its_gradient() {
+        let _level = crate::isa::hold();
+        let (x, d) = (values(1003, 1), values(1003, 2));
+        let xs: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+        let right: Vec<f64> = xs.iter().map(|&x| x * phi(x)).collect();
+        let slopes: Vec<f64> = xs
+            .iter()
+            .zip(&d)
+            .map(|(&x, &d)| {
+                let g = reference::numeric_gradient(&[x], |x| x[0] * phi(x[0]));
+                f64::from(d) * g[0]
+            })
+            .collect();
+        for isa in Isa::available() {
+            isa.force();
+            let team = Team::new(2);
+            let mut y = vec![0.0; x.len()];
+            gelu_forward(&team, &x, &mut y);
+            reference::assert_close(&y, &right, 3e-7, "gelu");
+            let mut dx = d.clone();
+            gelu_backward(&team, &x, &mut dx);
+            reference::assert_close(&dx, &slopes, 1e-6, "gelu gradient");
+        }
+    }
+
+    #[test]
+    fn swiglu_and_its_gradient() {
+        let _level = crate::isa::hold();
+        let (rows, width) = (5, 19);
+        let (x, d) = (values(rows * 2 * width, 1), values(rows * width, 2));
+        let xs: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+        let f = |x: &[f64]| -> Vec<f64> {
+            let mut out = Vec::new();
+            for row in x.chunks(2 * width) {
+                for i in 0..width {
+                    out.push(row[i] / (1.0 + (-row[i]).exp()) * row[width + i]);
+                }
+            }
+            out
+        };
+        let right = f(&xs);
+        let slopes = reference::numeric_gradient(&xs, |x| {
+            f(x).iter().zip(&d).map(|(y, &d)| y * f64::from(d)).sum()
+        });
+        for isa in Isa::available() {
+            isa.force();
+            let team = Team::new(2);
+            let mut y = vec![0.0; rows * width];
+            swiglu_forward(&team, &x, width, &mut y);
+            reference::assert_close(&y, &right, 1e-6, "swiglu");
+            let mut dx = vec![0.0; x.len()];
+            swiglu_backward(&team, &x, width, &d, &mut dx);
+            reference::assert_close(&dx, &slopes, 1e-6, "swiglu gradient");
+        }
+    }
+
+    #[test]
+    fn dropout_keeps_the_mean_and_is_its_own_backward() {
+        let _level = crate::isa::hold();
+        let team = Team::new(2);
+        let keys: Vec<u64> = (0..500).collect();
+        let mut x = vec![1.0; 500 * 64];
+        dropout(&team, &mut x, &keys, 3, 0.25);
+        let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / x.len() as f64;
+        assert!((mean - 1.0).abs() < 0.02, "{mean}");
+        let mut alone = vec![1.0; 64];
+        dropout(&team, &mut alone, &keys[77..78], 3, 0.25);
+        assert_eq!(alone, x[77 * 64..78 * 64]);
+    }
+
+    #[test]
+    fn rope_turns_there_and_back() {
+        let _level = crate::isa::hold();
+        let team = Team::new(1);
+        let (d, positions) = (8, [0, 3, 5]);
+        let table: Vec<f32> = (0..6)
+            .flat_map(|p| {
+                let angle = move |j: i32| p as f32 / 10f32.powi(j);
+                (0..4).map(move |j| angle(j).cos()).chain((0..4).map(move |j| angle(j).sin()))
+            })
+            .collect();
+        let x = values(3 * 20, 4);
+        let mut y = x.clone();
+        rope(&team, &mut y, 20, 2, 2, d, &positions, &table, false);
+        assert_eq!(x[..20], y[..20]);
+        let angle = 3.0f32;
+        assert!((y[22] - (x[22] * angle.cos() - x[26] * angle.sin())).abs() < 1e-5);
+        rope(&team, &mut y, 20, 2, 2, d, &positions, &table, true);
+        assert!(x.iter().zip(&y).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+}

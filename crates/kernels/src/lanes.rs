@@ -1,0 +1,423 @@
+//! Sixteen virtual lanes of f32 on every instruction set, and the macro that stamps a kernel.
+//!
+//! A kernel written over [`Lanes`] does the same operations in the same order at every level:
+//! one AVX-512 register, two AVX2 registers, or an array that the compiler vectorises. All
+//! methods are `inline(always)`, so that they melt into the stamped function that enables the
+//! instructions; they must be called from nowhere else.
+
+/// Lanes a virtual vector.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen f32 values.
+///
+/// # Safety
+/// Every method needs the instruction set of its implementor; pointers must be valid for the
+/// sixteen (or `n`) values read or written.
+pub(crate) trait Lanes: Copy {
+    /// Virtual vectors a tile of a matrix product is wide at most.
+    const TILE_VECS: usize;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(p: *const f32) -> Self;
+    unsafe fn store(self, p: *mut f32);
+    unsafe fn load_part(p: *const f32, n: usize) -> Self;
+    unsafe fn store_part(self, p: *mut f32, n: usize);
+    unsafe fn add(self, b: Self) -> Self;
+    unsafe fn sub(self, b: Self) -> Self;
+    unsafe fn mul(self, b: Self) -> Self;
+    unsafe fn div(self, b: Self) -> Self;
+    unsafe fn max(self, b: Self) -> Self;
+    unsafe fn min(self, b: Self) -> Self;
+    /// self·b + c
+    unsafe fn fma(self, b: Self, c: Self) -> Self;
+    unsafe fn sqrt(self) -> Self;
+    /// To the nearest whole number, ties to even; |self| < 2^22.
+    unsafe fn round(self) -> Self;
+    /// self · 2^n for whole n in [-126, 127].
+    unsafe fn scale2(self, n: Self) -> Self;
+    /// self where x >= limit, else 0.
+    unsafe fn keep_at_least(self, x: Self, limit: Self) -> Self;
+    /// The sixteen values.
+    #[inline(always)]
+    unsafe fn to_array(self) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: the array holds sixteen values.
+        unsafe { self.store(out.as_mut_ptr()) };
+        out
+    }
+    /// The sum, in a fixed tree: halves are added until one is left.
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: as the caller's.
+        let mut a = unsafe { self.to_array() };
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                a[i] += a[i + half];
+            }
+            half /= 2;
+        }
+        a[0]
+    }
+}
+
+/// One rounding where the target has the instruction, else two.
+#[inline(always)]
+pub(crate) fn plain_fma(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// 2^n for whole n in [-126, 127].
+#[inline(always)]
+fn exp2_whole(n: f32) -> f32 {
+    f32::from_bits(((n as i32 + 127) << 23) as u32)
+}
+
+/// The array that the compiler vectorises for the build's baseline.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain([f32; LANES]);
+
+macro_rules! per_lane {
+    ($self:ident, $b:ident, |$x:ident, $y:ident| $e:expr) => {{
+        let mut out = [0.0f32; LANES];
+        for i in 0..LANES {
+            let ($x, $y) = ($self.0[i], $b.0[i]);
+            out[i] = $e;
+        }
+        Plain(out)
+    }};
+}
+
+impl Lanes for Plain {
+    const TILE_VECS: usize = 1;
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Plain([x; LANES])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller gives sixteen readable values.
+        Plain(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller gives sixteen writable values.
+        unsafe { p.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        let mut out = [0.0; LANES];
+        for (i, o) in out.iter_mut().enumerate().take(n) {
+            // SAFETY: the caller gives n readable values.
+            *o = unsafe { *p.add(i) };
+        }
+        Plain(out)
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        for (i, x) in self.0.into_iter().enumerate().take(n) {
+            // SAFETY: the caller gives n writable values.
+            unsafe { *p.add(i) = x };
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        per_lane!(self, b, |x, y| x + y)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        per_lane!(self, b, |x, y| x - y)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        per_lane!(self, b, |x, y| x * y)
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        per_lane!(self, b, |x, y| x / y)
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        per_lane!(self, b, |x, y| if x > y { x } else { y })
+    }
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        per_lane!(self, b, |x, y| if x < y { x } else { y })
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        Plain(std::array::from_fn(|i| plain_fma(self.0[i], b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        Plain(self.0.map(f32::sqrt))
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        // 1.5·2^23: adding it leaves no room for a fraction, under the default rounding.
+        const MAGIC: f32 = 12_582_912.0;
+        Plain(self.0.map(|x| (x + MAGIC) - MAGIC))
+    }
+    #[inline(always)]
+    unsafe fn scale2(self, n: Self) -> Self {
+        per_lane!(self, n, |x, y| x * exp2_whole(y))
+    }
+    #[inline(always)]
+    unsafe fn keep_at_least(self, x: Self, limit: Self) -> Self {
+        Plain(std::array::from_fn(|i| if x.0[i] >= limit.0[i] { self.0[i] } else { 0.0 }))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{LANES, Lanes};
+    use std::arch::x86_64::*;
+
+    /// Two registers of eight lanes.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx2(__m256, __m256);
+
+    /// One register of sixteen lanes.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512(__m512);
+
+    macro_rules! both {
+        ($f:ident, $a:expr, $b:expr) => {
+            // SAFETY: the caller has AVX2 and FMA.
+            unsafe { Avx2($f($a.0, $b.0), $f($a.1, $b.1)) }
+        };
+    }
+
+    impl Lanes for Avx2 {
+        const TILE_VECS: usize = 1;
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            // SAFETY: the caller has AVX2 and FMA.
+            unsafe { Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: the caller gives sixteen readable values.
+            unsafe { Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            // SAFETY: the caller gives sixteen writable values.
+            unsafe {
+                _mm256_storeu_ps(p, self.0);
+                _mm256_storeu_ps(p.add(8), self.1);
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_part(p: *const f32, n: usize) -> Self {
+            let mut out = [0.0; LANES];
+            // SAFETY: the caller gives n <= 16 readable values.
+            unsafe {
+                std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), n);
+                Self::load(out.as_ptr())
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_part(self, p: *mut f32, n: usize) {
+            // SAFETY: the caller gives n <= 16 writable values.
+            unsafe { std::ptr::copy_nonoverlapping(self.to_array().as_ptr(), p, n) }
+        }
+        #[inline(always)]
+        unsafe fn add(self, b: Self) -> Self {
+            both!(_mm256_add_ps, self, b)
+        }
+        #[inline(always)]
+        unsafe fn sub(self, b: Self) -> Self {
+            both!(_mm256_sub_ps, self, b)
+        }
+        #[inline(always)]
+        unsafe fn mul(self, b: Self) -> Self {
+            both!(_mm256_mul_ps, self, b)
+        }
+        #[inline(always)]
+        unsafe fn div(self, b: Self) -> Self {
+            both!(_mm256_div_ps, self, b)
+        }
+        #[inline(always)]
+        unsafe fn max(self, b: Self) -> Self {
+            both!(_mm256_max_ps, self, b)
+        }
+        #[inline(always)]
+        unsafe fn min(self, b: Self) -> Self {
+            both!(_mm256_min_ps, self, b)
+        }
+        #[inline(always)]
+        unsafe fn fma(self, b: Self, c: Self) -> Self {
+            // SAFETY: the caller has AVX2 and FMA.
+            unsafe { Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
+        }
+        #[inline(always)]
+        unsafe fn sqrt(self) -> Self {
+            // SAFETY: the caller has AVX2 and FMA.
+            unsafe { Avx2(_mm256_sqrt_ps(self.0), _mm256_sqrt_ps(self.1)) }
+        }
+        #[inline(always)]
+        unsafe fn round(self) -> Self {
+            // SAFETY: the caller has AVX2 and FMA.
+            unsafe {
+                Avx2(
+                    _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0),
+                    _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.1),
+                )
+            }
+        }
+        #[inline(always)]
+        unsafe fn scale2(self, n: Self) -> Self {
+            // SAFETY: the caller has AVX2 and FMA.
+            unsafe {
+                let power = |n: __m256| {
+                    let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+                };
+                Avx2(_mm256_mul_ps(self.0, power(n.0)), _mm256_mul_ps(self.1, power(n.1)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn keep_at_least(self, x: Self, limit: Self) -> Self {
+            // SAFETY: the caller has AVX2 and FMA.
+            unsafe {
+                Avx2(
+                    _mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_GE_OQ>(x.0, limit.0)),
+                    _mm256_and_ps(self.1, _mm256_cmp_ps::<_CMP_GE_OQ>(x.1, limit.1)),
+                )
+            }
+        }
+    }
+
+    impl Lanes for Avx512 {
+        const TILE_VECS: usize = 4;
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_set1_ps(x)) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: the caller gives sixteen readable values.
+            unsafe { Avx512(_mm512_loadu_ps(p)) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            // SAFETY: the caller gives sixteen writable values.
+            unsafe { _mm512_storeu_ps(p, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn load_part(p: *const f32, n: usize) -> Self {
+            // SAFETY: lanes past n are masked off.
+            unsafe { Avx512(_mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, p)) }
+        }
+        #[inline(always)]
+        unsafe fn store_part(self, p: *mut f32, n: usize) {
+            // SAFETY: lanes past n are masked off.
+            unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as u16, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn add(self, b: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_add_ps(self.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn sub(self, b: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_sub_ps(self.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn mul(self, b: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_mul_ps(self.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn div(self, b: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_div_ps(self.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn max(self, b: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_max_ps(self.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn min(self, b: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_min_ps(self.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn fma(self, b: Self, c: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)) }
+        }
+        #[inline(always)]
+        unsafe fn sqrt(self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Avx512(_mm512_sqrt_ps(self.0)) }
+        }
+        #[inline(always)]
+        unsafe fn round(self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                Avx512(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
+                    self.0,
+                ))
+            }
+        }
+        #[inline(always)]
+        unsafe fn scale2(self, n: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.0), _mm512_set1_epi32(127));
+                let power = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased));
+                Avx512(_mm512_mul_ps(self.0, power))
+            }
+        }
+        #[inline(always)]
+        unsafe fn keep_at_least(self, x: Self, limit: Self) -> Self {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let mask = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(x.0, limit.0);
+                Avx512(_mm512_maskz_mov_ps(mask, self.0))
+            }
+        }
+    }
+}
+
+/// Stamps a generic `inline(always)` body for every instruction set and chooses at run time.
+///
+/// `stamp!(fn name(a: T, b: U) = body);` defines an unsafe `name` that calls `body::<S>(a, b)`
+/// with the lanes of the current [`Isa`](crate::Isa).
+macro_rules! stamp {
+    (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+        #[inline]
+        unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
+                unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: the caller keeps the body's contract.
+                    unsafe { $body::<$crate::lanes::Avx512>($($arg),*) }
+                }
+                #[target_feature(enable = "avx2,fma")]
+                unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: the caller keeps the body's contract.
+                    unsafe { $body::<$crate::lanes::Avx2>($($arg),*) }
+                }
+                match $crate::Isa::current() {
+                    // SAFETY: the processor offers this level; the contract is the caller's.
+                    $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::Isa::Plain => {}
+                }
+            }
+            // SAFETY: the plain level needs no instruction set; the contract is the caller's.
+            unsafe { $body::<$crate::lanes::Plain>($($arg),*) }
+        }
+    };
+}
+pub(crate) use stamp;

@@ -1,0 +1,37 @@
+//! A file seen as bytes: mapped, not read.
+
+use memmap2::Mmap;
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::path::Path;
+
+/// A read-only file in memory. Its pages belong to the page cache and can be reclaimed.
+#[derive(Debug)]
+pub struct MappedFile {
+    map: Option<Mmap>,
+}
+
+impl MappedFile {
+    /// Maps the file at `path`; an empty file gives no bytes.
+    ///
+    /// # Errors
+    /// When it cannot be opened or mapped.
+    pub fn open(path: &Path) -> io::Result<MappedFile> {
+        let file = File::open(path)?;
+        if file.metadata()?.len() == 0 {
+            return Ok(MappedFile { map: None });
+        }
+        // SAFETY: the map is read-only. Should another process cut the file short, a read past its
+        // end stops this process; our own files are replaced by renaming, never cut.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(MappedFile { map: Some(map) })
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or(&[])
+    }
+}

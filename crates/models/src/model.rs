@@ -1,0 +1,147 @@
+//! A configuration with its weights.
+
+use crate::rnn::Rnn;
+use crate::runner::Pass;
+use crate::transformer::Transformer;
+use crate::{ConfigError, ModelConfig};
+use ledger::{Account, Plan};
+use std::sync::Arc;
+use tensor::{Initial, Layout, ParamId, Parameters};
+
+/// Why a model cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its numbers do not fit together.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Its memory is not to be had.
+    #[error(transparent)]
+    Memory(#[from] ledger::Error),
+    /// Count models hold no weights of this kind.
+    #[error("a {0} model has counts, not weights: it is not trained by gradients")]
+    Counts(&'static str),
+}
+
+/// The network below the output projection.
+#[derive(Clone, Debug)]
+pub(crate) enum Network {
+    Transformer(Transformer),
+    Rnn(Rnn),
+}
+
+/// The output projection: V×C, with or without a bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    pub(crate) weight: ParamId,
+    pub(crate) bias: Option<ParamId>,
+}
+
+/// A network with its weights. It keeps no state of any sequence.
+#[derive(Debug)]
+pub struct Model {
+    config: ModelConfig,
+    pub(crate) network: Network,
+    pub(crate) head: Head,
+    weights: Parameters,
+}
+
+pub(crate) fn build(config: &ModelConfig) -> Result<(Network, Head, Layout), Error> {
+    config.check()?;
+    let mut layout = Layout::default();
+    let (network, width, tied, bias) = match config {
+        ModelConfig::Transformer(c) => {
+            let network = Transformer::new(c, &mut layout);
+            let tied = c.tie_word_embeddings.then(|| network.token_table());
+            (Network::Transformer(network), c.hidden_size, tied, c.bias)
+        }
+        ModelConfig::Rnn(c) => (Network::Rnn(Rnn::new(c, &mut layout)), c.hidden_size, None, true),
+        ModelConfig::Ngram(_) => return Err(Error::Counts(config.kind())),
+    };
+    let vocab = config.vocab_size();
+    let initial = Initial::Normal((1.0 / width as f32).sqrt() * 0.5);
+    let weight = tied.unwrap_or_else(|| layout.add("head.weight", &[vocab, width], initial, true));
+    let bias = bias.then(|| layout.add("head.bias", &[vocab], Initial::Constant(0.0), false));
+    Ok((network, Head { weight, bias }, layout))
+}
+
+impl Model {
+    /// A model with zero weights: [`Parameters::initialise`] or a file fills them.
+    ///
+    /// # Errors
+    /// When the configuration makes no network, or memory is not to be had.
+    pub fn new(config: &ModelConfig) -> Result<Model, Error> {
+        let (network, head, layout) = build(config)?;
+        let weights = Parameters::zeros(&Arc::new(layout), "weights", Account::Weights)?;
+        Ok(Model { config: config.clone(), network, head, weights })
+    }
+
+    /// What [`Model::new`] will allocate.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan(config: &ModelConfig) -> Result<Plan, Error> {
+        let (_, _, layout) = build(config)?;
+        let mut plan = Plan::default();
+        plan.add(&layout.buffer_spec("weights", Account::Weights));
+        Ok(plan)
+    }
+
+    /// The layout that the configuration makes.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn layout_of(config: &ModelConfig) -> Result<Layout, Error> {
+        Ok(build(config)?.2)
+    }
+
+    /// Parameters that the configuration makes.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn count_parameters(config: &ModelConfig) -> Result<usize, Error> {
+        Ok(build(config)?.2.count())
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &Parameters {
+        &self.weights
+    }
+
+    /// The weights, to be changed; a runner must then be told ([`crate::Runner::weights_changed`]).
+    pub fn weights_mut(&mut self) -> &mut Parameters {
+        &mut self.weights
+    }
+
+    /// Names, shapes and places of the parameters.
+    pub fn layout(&self) -> &Arc<Layout> {
+        self.weights.layout()
+    }
+}
+
+impl Network {
+    pub(crate) fn width(&self) -> usize {
+        match self {
+            Network::Transformer(n) => n.width(),
+            Network::Rnn(n) => n.width(),
+        }
+    }
+
+    pub(crate) fn packed_len(&self) -> usize {
+        match self {
+            Network::Transformer(n) => n.packed_len(),
+            Network::Rnn(n) => n.packed_len(),
+        }
+    }
+
+    pub(crate) fn pack(&self, pass: &Pass, packed: &mut [f32]) {
+        match self {
+            Network::Transformer(n) => n.pack(pass, packed),
+            Network::Rnn(n) => n.pack(pass, packed),
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! What a workload needs beside the weights, and the three things that are done with a batch:
+//! train on it, evaluate it, get its logits.
+
+use crate::batch::Batch;
+use crate::cache::Cache;
+use crate::model::{Model, Network, build};
+use crate::rnn::RnnSlots;
+use crate::slots::slots;
+use crate::transformer::TransformerSlots;
+use crate::{ModelConfig, model};
+use kernels::{
+    HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace, logits_workspace,
+};
+use ledger::{Account, Buffer, Plan, Spec};
+use std::sync::Arc;
+use tensor::Parameters;
+
+pub use crate::model::Error;
+
+/// What is to be done with a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Rows that a batch holds at most.
+    pub rows: usize,
+    /// Sequences that a batch holds at most.
+    pub sequences: usize,
+    /// Tokens that a sequence holds at most.
+    pub longest: usize,
+    /// Workers.
+    pub threads: usize,
+    /// Whether activations are kept for a backward pass.
+    pub training: bool,
+}
+
+/// Dropout in force: its rate, and the stream that its numbers come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// The share of values that is zeroed.
+    pub rate: f32,
+    /// Changes with every pass over the data.
+    pub stream: u64,
+}
+
+/// What a pass over a batch reads.
+pub(crate) struct Pass<'a> {
+    pub(crate) team: &'a Team,
+    pub(crate) weights: &'a Parameters,
+    pub(crate) batch: &'a Batch,
+    pub(crate) dropout: Option<Dropout>,
+}
+
+impl Pass<'_> {
+    /// Drops values of x (R×any) at one place of the network, the same in both directions.
+    pub(crate) fn dropout(&self, x: &mut [f32], place: u64) {
+        if let Some(Dropout { rate, stream }) = self.dropout {
+            let stream = kernels::mix(stream ^ kernels::mix(place));
+            kernels::dropout(self.team, x, &self.batch.row_keys, stream, rate);
+        }
+    }
+}
+
+enum NetworkSlots<B> {
+    Transformer(TransformerSlots<B>),
+    Rnn(RnnSlots<B>),
+}
+
+impl<B> NetworkSlots<B> {
+    fn map<C, E>(self, f: &mut impl FnMut(B) -> Result<C, E>) -> Result<NetworkSlots<C>, E> {
+        Ok(match self {
+            NetworkSlots::Transformer(s) => NetworkSlots::Transformer(s.map(f)?),
+            NetworkSlots::Rnn(s) => NetworkSlots::Rnn(s.map(f)?),
+        })
+    }
+
+    fn each(&self, f: &mut impl FnMut(&B)) {
+        match self {
+            NetworkSlots::Transformer(s) => s.each(f),
+            NetworkSlots::Rnn(s) => s.each(f),
+        }
+    }
+
+    fn hidden_and_gradient(&mut self) -> (&B, &mut B) {
+        match self {
+            NetworkSlots::Transformer(s) => s.hidden_and_gradient(),
+            NetworkSlots::Rnn(s) => s.hidden_and_gradient(),
+        }
+    }
+}
+
+slots! {
+    /// What every network has around its own buffers.
+    struct OuterSlot {
+        /// Matrices in the form that the forward pass reads.
+        packed,
+        /// A chunk of logits and what belongs to it.
+        head,
+        /// R: the loss of each row.
+        losses,
+        /// R: probabilities of the best ids.
+        best,
+    }
+}
+
+fn specs(
+    network: &Network,
+    config: &ModelConfig,
+    w: &Workload,
+) -> (NetworkSlots<Spec>, OuterSlot<Spec>) {
+    let inner = match network {
+        Network::Transformer(n) => {
+            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, w.training))
+        }
+        Network::Rnn(n) => NetworkSlots::Rnn(n.specs(w.rows, w.sequences, w.threads, w.training)),
+    };
+    let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
+    let head = head_workspace(network.width(), config.vocab_size(), w.training);
+    let outer = OuterSlot {
+        packed: work("packed matrices", network.packed_len()),
+        head: work("head chunk", head.max(logits_workspace(network.width(), w.threads))),
+        losses: work("losses", w.rows),
+        best: work("best", w.rows),
+    };
+    (inner, outer)
+}
+
+/// R: the most probable ids.
+fn best_ids_spec(w: &Workload) -> Spec {
+    Spec::new("best ids", Account::Workspace, w.rows)
+}
+
+/// A model at work: buffers for one workload, and the workers.
+pub struct Runner {
+    team: Arc<Team>,
+    workload: Workload,
+    slots: NetworkSlots<Buffer<f32>>,
+    outer: OuterSlot<Buffer<f32>>,
+    best_ids: Buffer<u32>,
+    packed: bool,
+}
+
+impl Runner {
+    /// What [`Runner::new`] will allocate.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan(config: &ModelConfig, workload: &Workload) -> Result<Plan, Error> {
+        let (network, _, _) = build(config)?;
+        let (inner, outer) = specs(&network, config, workload);
+        let mut plan = Plan::default();
+        inner.each(&mut |s| plan.add(s));
+        outer.each(&mut |s| plan.add(s));
+        plan.add(&best_ids_spec(workload));
+        Ok(plan)
+    }
+
+    /// Buffers for `workload` on `team`.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn new(model: &Model, workload: Workload, team: &Arc<Team>) -> Result<Runner, Error> {
+        let workload = Workload { threads: team.threads(), ..workload };
+        let (inner, outer) = specs(&model.network, model.config(), &workload);
+        let mut allocate = |spec: Spec| Buffer::new(&spec).map_err(model::Error::Memory);
+        Ok(Runner {
+            team: Arc::clone(team),
+            slots: inner.map(&mut allocate)?,
+            outer: outer.map(&mut allocate)?,
+            best_ids: Buffer::new(&best_ids_spec(&workload))?,
+            workload,
+            packed: false,
+        })
+    }
+
+    /// The workers.
+    pub fn team(&self) -> &Arc<Team> {
+        &self.team
+    }
+
+    /// Must be called after weights have changed.
+    pub fn weights_changed(&mut self) {
+        self.packed = false;
+    }
+
+    /// The network's part of the forward pass.
+    fn forward(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        caches: &mut [Cache],
+        dropout: Option<Dropout>,
+    ) {
+        assert!(batch.rows() <= self.workload.rows, "a batch fits the workload");
+        assert!(batch.sequences.len() <= self.workload.sequences, "a batch fits the workload");
+        let pass = Pass { team: &self.team, weights: model.weights(), batch, dropout };
+        if !self.packed {
+            model.network.pack(&pass, &mut self.outer.packed);
+            self.packed = true;
+        }
+        let packed = &self.outer.packed;
+        match (&model.network, &mut self.slots) {
+            (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
+                n.forward(&pass, packed, caches, s)
+            }
+            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.forward(&pass, packed, caches, s),
+            _ => unreachable!("a runner is made for its model"),
+        }
+    }
+
+    /// Forward and backward: adds the gradient of Σ scale·loss to `gradients` and answers with the
+    /// loss of each row in nats (0 where there is no target).
+    pub fn train(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        scale: f32,
+        dropout: Option<Dropout>,
+        gradients: &mut Parameters,
+    ) -> &[f32] {
+        let rows = batch.rows();
+        self.forward(model, batch, &mut [], dropout);
+        let (width, weights, head) = (model.network.width(), model.weights(), model.head);
+        let (hidden, d_hidden) = self.slots.hidden_and_gradient();
+        let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
+        let d_x = &mut d_hidden[..rows * width];
+        head_cross_entropy(
+            &self.team,
+            HeadShape { rows, width, vocab: model.config().vocab_size() },
+            &hidden[..rows * width],
+            weights.get(head.weight),
+            head.bias.map_or(&[], |id| weights.get(id)),
+            &batch.targets,
+            &mut self.outer.losses[..rows],
+            &mut HeadOutput::Gradients { scale, d_x, d_weight, d_bias },
+            &mut self.outer.head,
+        );
+        let pass = Pass { team: &self.team, weights, batch, dropout };
+        match (&model.network, &mut self.slots) {
+            (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
+                n.backward(&pass, gradients, s)
+            }
+            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, gradients, s),
+            _ => unreachable!("a runner is made for its model"),
+        }
+        &self.outer.losses[..rows]
+    }
+
+    /// Loss of each row, its most probable id (ties to the lowest) and that id's probability.
+    pub fn evaluate(&mut self, model: &Model, batch: &Batch) -> (&[f32], &[u32], &[f32]) {
+        let rows = batch.rows();
+        self.forward(model, batch, &mut [], None);
+        let (width, weights, head) = (model.network.width(), model.weights(), model.head);
+        let (hidden, _) = self.slots.hidden_and_gradient();
+        let (ids, best) = (&mut self.best_ids[..rows], &mut self.outer.best[..rows]);
+        head_cross_entropy(
+            &self.team,
+            HeadShape { rows, width, vocab: model.config().vocab_size() },
+            &hidden[..rows * width],
+            weights.get(head.weight),
+            head.bias.map_or(&[], |id| weights.get(id)),
+            &batch.targets,
+            &mut self.outer.losses[..rows],
+            &mut HeadOutput::Best { ids, probabilities: best },
+            &mut self.outer.head,
+        );
+        (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows])
+    }
+
+    /// Extends the cached sequences by the batch's tokens (one cache a sequence; none for a batch
+    /// without a past) and writes the logits of the rows named in `rows` to `logits`
+    /// (rows.len()×V).
+    pub fn logits(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        caches: &mut [Cache],
+        rows: &[usize],
+        logits: &mut [f32],
+    ) {
+        self.forward(model, batch, caches, None);
+        let (width, weights, head) = (model.network.width(), model.weights(), model.head);
+        let (hidden, _) = self.slots.hidden_and_gradient();
+        let vocab = model.config().vocab_size();
+        let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
+        for (&row, out) in rows.iter().zip(logits.chunks_exact_mut(vocab)) {
+            let x = &hidden[row * width..(row + 1) * width];
+            let shape = HeadShape { rows: 1, width, vocab };
+            head_logits(
+                &self.team,
+                shape,
+                x,
+                weights.get(head.weight),
+                bias,
+                out,
+                &mut self.outer.head,
+            );
+        }
+    }
+}

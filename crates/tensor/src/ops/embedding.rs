@@ -1,0 +1,47 @@
+//! Rows looked up in a table by id: tokens, and learned positions.
+
+use crate::{Initial, Layout, ParamId, Parameters};
+use kernels::{Init, Team, embedding_backward, embedding_forward};
+
+/// A table of `entries` rows of `width` values.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    table: ParamId,
+    width: usize,
+}
+
+impl Embedding {
+    /// Adds `name.weight` to the layout.
+    pub fn new(
+        layout: &mut Layout,
+        name: &str,
+        entries: usize,
+        width: usize,
+        initial: Initial,
+    ) -> Self {
+        let table = layout.add(&format!("{name}.weight"), &[entries, width], initial, false);
+        Embedding { table, width }
+    }
+
+    /// The table, for a tied output projection.
+    pub fn table(&self) -> ParamId {
+        self.table
+    }
+
+    /// out[r, :] = (init) + table[ids[r], :]; out: R×width.
+    pub fn forward(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        ids: &[u32],
+        init: Init,
+        out: &mut [f32],
+    ) {
+        embedding_forward(team, weights.get(self.table), ids, self.width, init, out);
+    }
+
+    /// d_table[ids[r], :] += d_out[r, :]. Saved: the ids.
+    pub fn backward(&self, team: &Team, gradients: &mut Parameters, ids: &[u32], d_out: &[f32]) {
+        embedding_backward(team, ids, d_out, self.width, gradients.get_mut(self.table));
+    }
+}

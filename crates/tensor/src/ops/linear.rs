@@ -1,0 +1,121 @@
+//! y = W·x + b.
+
+use crate::{Initial, Layout, ParamId, Parameters};
+use kernels::{Init, Mat, Team, column_sums, matmul, pack_transposed, packed_len};
+
+/// A matrix W (outputs×inputs, row-major), with or without a bias. The forward pass reads W in a
+/// packed form, made by [`Linear::pack`] whenever weights have changed.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: ParamId,
+    bias: Option<ParamId>,
+    inputs: usize,
+    outputs: usize,
+    /// Where its packed form starts.
+    packed_at: usize,
+}
+
+impl Linear {
+    /// Adds `name.weight` (and `name.bias`) to the layout; `packed` grows by the packed form.
+    pub fn new(
+        layout: &mut Layout,
+        packed: &mut usize,
+        name: &str,
+        (outputs, inputs): (usize, usize),
+        bias: bool,
+        initial: Initial,
+    ) -> Linear {
+        let weight = layout.add(&format!("{name}.weight"), &[outputs, inputs], initial, true);
+        let bias = bias.then(|| {
+            layout.add(&format!("{name}.bias"), &[outputs], Initial::Constant(0.0), false)
+        });
+        Linear::of(packed, weight, bias, (outputs, inputs))
+    }
+
+    /// The same over parameters that the layout already has.
+    pub fn of(
+        packed: &mut usize,
+        weight: ParamId,
+        bias: Option<ParamId>,
+        (outputs, inputs): (usize, usize),
+    ) -> Linear {
+        let packed_at = *packed;
+        *packed += packed_len(outputs, inputs);
+        Linear { weight, bias, inputs, outputs, packed_at }
+    }
+
+    /// Outputs.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Its packed form.
+    pub fn packed<'a>(&self, packed: &'a [f32]) -> &'a [f32] {
+        &packed[self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs)]
+    }
+
+    /// Packs W from `weights` into its place in `packed`.
+    pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
+        let place = self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs);
+        pack_transposed(
+            team,
+            weights.get(self.weight),
+            self.outputs,
+            self.inputs,
+            &mut packed[place],
+        );
+    }
+
+    /// y (R×outputs, in rows of `y_stride` from column `y_from`) = W·x + b; x: R×inputs.
+    #[expect(clippy::too_many_arguments, reason = "y may be a window of wider rows")]
+    pub fn forward(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        packed: &[f32],
+        x: &[f32],
+        y: &mut [f32],
+        y_stride: usize,
+        y_from: usize,
+    ) {
+        let rows = x.len() / self.inputs;
+        let b = Mat { row_stride: 0, ..Mat::new(self.packed(packed), self.inputs, self.outputs) };
+        let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
+        matmul(team, Mat::new(x, rows, self.inputs), b, init, y, y_stride, y_from);
+    }
+
+    /// Adds d_W = d_yᵀ·x and d_b = Σ d_y to `gradients`; d_x = (init) + d_y·W where wanted.
+    /// Saved: x.
+    #[expect(clippy::too_many_arguments, reason = "a backward pass takes what the forward saved")]
+    pub fn backward(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        gradients: &mut Parameters,
+        x: &[f32],
+        d_y: &[f32],
+        d_y_stride: usize,
+        d_y_from: usize,
+        d_x: Option<(&mut [f32], Init)>,
+    ) {
+        let rows = x.len() / self.inputs;
+        let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
+        let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
+        if rows > 0 {
+            let x = Mat::new(x, rows, self.inputs);
+            matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
+            column_sums(team, d_y, rows, d_y_stride, d_y_from, d_bias);
+        }
+        if let Some((d_x, init)) = d_x {
+            let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
+            matmul(team, d, w, init, d_x, self.inputs, 0);
+        }
+    }
+
+    /// d_x = d_y·W alone, d_y without gaps.
+    pub fn input_gradient(&self, team: &Team, weights: &Parameters, d_y: &[f32], d_x: &mut [f32]) {
+        let d = Mat::new(d_y, d_y.len() / self.outputs, self.outputs);
+        let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
+        matmul(team, d, w, Init::Zero, d_x, self.inputs, 0);
+    }
+}

@@ -1,0 +1,158 @@
+//! The position-wise network: down(act(up(x))), or down(silu(gate(x))·up(x)).
+//!
+//! Only up's output is saved; the activation is computed again in the backward pass, which runs
+//! 512 rows at a time, so that its scratch does not grow with the batch. Chains over rows go on
+//! from one run to the next, so the bits are those of one pass over all rows.
+
+use super::Linear;
+use crate::{Initial, Layout, Parameters};
+use kernels::{Init, Team, gelu_backward, gelu_forward, swiglu_backward, swiglu_forward};
+
+/// Rows in work at a time.
+pub const MLP_ROWS: usize = 512;
+
+/// Which activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpKind {
+    /// GELU of one projection.
+    Gelu,
+    /// SiLU of a gate times a second projection.
+    SwiGlu,
+}
+
+/// Two or three matrices with an activation between.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    kind: MlpKind,
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
+    /// C
+    width: usize,
+    /// F
+    inner: usize,
+}
+
+/// Scratch for a run of rows: activations and their gradients, and gradients of up's output.
+#[derive(Debug)]
+pub struct MlpScratch<'a> {
+    /// MLP_ROWS×F
+    pub act: &'a mut [f32],
+    /// MLP_ROWS×(F or 2F); empty for inference.
+    pub d_up: &'a mut [f32],
+}
+
+impl Mlp {
+    /// Adds `name.gate`, `name.up` and `name.down` to the layout.
+    pub fn new(
+        layout: &mut Layout,
+        packed: &mut usize,
+        name: &str,
+        kind: MlpKind,
+        (width, inner): (usize, usize),
+        bias: bool,
+        (initial, initial_down): (Initial, Initial),
+    ) -> Mlp {
+        let mut linear = |part: &str, shape, initial| {
+            Linear::new(layout, packed, &format!("{name}.{part}"), shape, bias, initial)
+        };
+        let gate = (kind == MlpKind::SwiGlu).then(|| linear("gate", (inner, width), initial));
+        let up = linear("up", (inner, width), initial);
+        let down = linear("down", (width, inner), initial_down);
+        Mlp { kind, gate, up, down, width, inner }
+    }
+
+    /// Its matrices, to be packed.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
+
+    /// Values a row that are saved: F, or 2F with a gate.
+    pub fn saved_width(kind: MlpKind, inner: usize) -> usize {
+        if kind == MlpKind::SwiGlu { 2 * inner } else { inner }
+    }
+
+    fn saved(&self) -> usize {
+        Mlp::saved_width(self.kind, self.inner)
+    }
+
+    /// x, y: R×C; `up`: R×F (gate|up: R×2F), saved; `act`: scratch.
+    #[expect(clippy::too_many_arguments, reason = "inputs, outputs, saved and scratch")]
+    pub fn forward(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        packed: &[f32],
+        x: &[f32],
+        y: &mut [f32],
+        up: &mut [f32],
+        act: &mut [f32],
+    ) {
+        let (c, f, saved) = (self.width, self.inner, self.saved());
+        let rows = x.len() / c;
+        for first in (0..rows).step_by(MLP_ROWS) {
+            let n = MLP_ROWS.min(rows - first);
+            let x = &x[first * c..(first + n) * c];
+            let up = &mut up[first * saved..(first + n) * saved];
+            if let Some(gate) = &self.gate {
+                gate.forward(team, weights, packed, x, up, saved, 0);
+            }
+            self.up.forward(team, weights, packed, x, up, saved, saved - f);
+            let act = &mut act[..n * f];
+            self.activate(team, up, act);
+            self.down.forward(team, weights, packed, act, &mut y[first * c..(first + n) * c], c, 0);
+        }
+    }
+
+    fn activate(&self, team: &Team, up: &[f32], act: &mut [f32]) {
+        match self.kind {
+            MlpKind::Gelu => gelu_forward(team, up, act),
+            MlpKind::SwiGlu => swiglu_forward(team, up, self.inner, act),
+        }
+    }
+
+    /// d_x = gradient by x, from d_y; both R×C. Saved: x, up.
+    #[expect(clippy::too_many_arguments, reason = "a backward pass takes what the forward saved")]
+    pub fn backward(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        gradients: &mut Parameters,
+        x: &[f32],
+        up: &[f32],
+        d_y: &[f32],
+        d_x: &mut [f32],
+        scratch: &mut MlpScratch,
+    ) {
+        let (c, f, saved) = (self.width, self.inner, self.saved());
+        let rows = x.len() / c;
+        for first in (0..rows).step_by(MLP_ROWS) {
+            let n = MLP_ROWS.min(rows - first);
+            let x = &x[first * c..(first + n) * c];
+            let up = &up[first * saved..(first + n) * saved];
+            let d_y = &d_y[first * c..(first + n) * c];
+            let d_x = &mut d_x[first * c..(first + n) * c];
+            let act = &mut scratch.act[..n * f];
+            let d_up = &mut scratch.d_up[..n * saved];
+            self.activate(team, up, act);
+            match self.kind {
+                MlpKind::Gelu => {
+                    let wanted = Some((&mut *d_up, Init::Zero));
+                    self.down.backward(team, weights, gradients, act, d_y, c, 0, wanted);
+                    gelu_backward(team, up, d_up);
+                }
+                MlpKind::SwiGlu => {
+                    // The activation is not needed once d_down is known: its place takes d_act.
+                    self.down.backward(team, weights, gradients, act, d_y, c, 0, None);
+                    self.down.input_gradient(team, weights, d_y, act);
+                    swiglu_backward(team, up, f, act, d_up);
+                }
+            }
+            let wanted = Some((&mut *d_x, Init::Zero));
+            self.up.backward(team, weights, gradients, x, d_up, saved, saved - f, wanted);
+            if let Some(gate) = &self.gate {
+                gate.backward(team, weights, gradients, x, d_up, saved, 0, Some((d_x, Init::Keep)));
+            }
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The operations that networks are made of.
+
+mod embedding;
+mod linear;
+mod mlp;
+mod norm;
+mod rotary;
+
+pub use embedding::Embedding;
+pub use linear::Linear;
+pub use mlp::{MLP_ROWS, Mlp, MlpKind, MlpScratch};
+pub use norm::{Norm, NormKind};
+pub use rotary::Rotary;

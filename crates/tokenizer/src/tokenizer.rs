@@ -1,0 +1,237 @@
+//! The tokenizer: a `tokenizer.json` in use.
+//!
+//! Encoding is the Hugging Face library's, except for word-level files that this crate wrote, which
+//! go through a quicker scanner with the same result. Decoding is this crate's own (see
+//! `decode.rs`), so that a stream and a whole text are the same.
+
+use crate::{
+    Error,
+    decode::DecodeRule,
+    specials::Specials,
+    words::{self, WordEncoder},
+};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::{collections::HashSet, fmt, path::Path, sync::Arc};
+
+/// Text to ids and back. Cheap to clone; clones share everything.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    library: tokenizers::Tokenizer,
+    quick: Option<WordEncoder>,
+    rule: DecodeRule,
+    specials: Specials,
+    hidden: HashSet<u32>,
+    tokens: Vec<Option<String>>,
+    bytes: Vec<u8>,
+    sha256: String,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("sha256", &self.sha256())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or as in [`from_bytes`](Self::from_bytes).
+    pub fn from_file(path: &Path) -> Result<Self, Error> {
+        let read = |source| Error::Read { path: path.to_owned(), source };
+        Self::from_bytes(&std::fs::read(path).map_err(read)?)
+    }
+
+    /// Reads the bytes of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Format`] names the key that is missing or wrong; [`Error::Decoder`] a decoder whose
+    /// text cannot be streamed.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
+        let value: Value =
+            serde_json::from_slice(bytes).map_err(|e| format_error(e.to_string()))?;
+        check_shape(&value)?;
+        let rule = DecodeRule::parse(&value["decoder"])?;
+        let mut library: tokenizers::Tokenizer =
+            tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format_error(e.to_string()))?;
+        library.set_encode_special_tokens(true);
+        library.with_padding(None);
+        library.with_truncation(None).map_err(|e| format_error(e.to_string()))?;
+        let tokens = token_table(&library)?;
+        let mut specials = Specials::find(|name| library.token_to_id(name));
+        let unk_name = value["model"]["unk_token"].as_str();
+        specials.unk = unk_name.and_then(|name| library.token_to_id(name)).or(specials.unk);
+        let hidden = hidden_ids(&library, specials.unk);
+        let quick = quick_encoder(&value, &library, specials.unk);
+        let sha256 = hex(&Sha256::digest(bytes));
+        let bytes = bytes.to_vec();
+        let inner = Inner { library, quick, rule, specials, hidden, tokens, bytes, sha256 };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// One more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.tokens.len()
+    }
+
+    /// The ids of a text. No special token is added, and the name of a special token in the text is
+    /// plain text.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        self.encode_at_most(text, usize::MAX)
+    }
+
+    /// The first `limit` ids of [`encode`](Self::encode).
+    pub fn encode_at_most(&self, text: &str, limit: usize) -> Vec<u32> {
+        if let Some(quick) = &self.inner.quick {
+            return quick.encode(text, limit);
+        }
+        let mut ids = match self.inner.library.encode_fast(text, false) {
+            Ok(encoding) => encoding.get_ids().to_vec(),
+            // A model without an unknown token fails on text outside its alphabet: that part is lost
+            // in every library; here the whole text gives nothing rather than something wrong.
+            Err(_) => Vec::new(),
+        };
+        ids.truncate(limit);
+        ids
+    }
+
+    /// The text of some ids. Padding, beginning, end and other control tokens give no text; the
+    /// unknown token shows as it is written. Ids outside the vocabulary give nothing.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let mut bytes = Vec::new();
+        let mut first = true;
+        for &id in ids {
+            first &= !self.push_bytes(id, first, &mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Appends the bytes of one id; says whether the id has text at all.
+    pub(crate) fn push_bytes(&self, id: u32, first: bool, out: &mut Vec<u8>) -> bool {
+        let token = self.inner.tokens.get(id as usize).and_then(Option::as_deref);
+        let Some(token) = token.filter(|_| !self.inner.hidden.contains(&id)) else {
+            return false;
+        };
+        self.inner.rule.push(token, first, out);
+        true
+    }
+
+    /// The token with this id, as the vocabulary writes it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.tokens.get(id as usize).cloned().flatten()
+    }
+
+    /// The id of a token, as the vocabulary writes it.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.library.token_to_id(token)
+    }
+
+    /// The ids with a meaning of their own.
+    pub fn specials(&self) -> Specials {
+        self.inner.specials
+    }
+
+    /// The SHA-256 of the bytes of the `tokenizer.json`, in hex.
+    pub fn sha256(&self) -> &str {
+        &self.inner.sha256
+    }
+
+    /// The bytes of the `tokenizer.json`, as they were read or trained.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.inner.bytes.clone()
+    }
+}
+
+fn format_error(what: String) -> Error {
+    Error::Format { what }
+}
+
+/// Names the first key that is missing, where the library would only say that nothing matched.
+fn check_shape(value: &Value) -> Result<(), Error> {
+    let model = value.get("model").ok_or_else(|| format_error("key `model` is missing".into()))?;
+    let Some(kind) = model.get("type").and_then(Value::as_str) else {
+        return Err(format_error("key `model.type` is missing".into()));
+    };
+    let needed: &[&str] = match kind {
+        "BPE" => &["vocab", "merges"],
+        "WordLevel" => &["vocab", "unk_token"],
+        "WordPiece" | "Unigram" => &["vocab"],
+        other => {
+            let known = "BPE, WordLevel, WordPiece, Unigram";
+            return Err(format_error(format!("model.type `{other}` is not one of {known}")));
+        }
+    };
+    match needed.iter().find(|key| model.get(**key).is_none_or(Value::is_null)) {
+        Some(key) => Err(format_error(format!("key `model.{key}` is missing (a {kind} model)"))),
+        None => Ok(()),
+    }
+}
+
+/// All tokens by id. Ids may have gaps, but not absurd ones: the table is as long as the largest id.
+fn token_table(library: &tokenizers::Tokenizer) -> Result<Vec<Option<String>>, Error> {
+    let vocabulary = library.get_vocab(true);
+    let largest = vocabulary.values().copied().max();
+    let len = largest.map_or(0, |id| id as usize + 1);
+    if len > 16 * vocabulary.len() + 65_536 {
+        let count = vocabulary.len();
+        return Err(format_error(format!(
+            "largest id is {} but there are {count} tokens",
+            len - 1
+        )));
+    }
+    let mut tokens = vec![None; len];
+    for (token, id) in vocabulary {
+        tokens[id as usize] = Some(token);
+    }
+    // Of several names for one id, the library's own answer.
+    for (id, token) in tokens.iter_mut().enumerate() {
+        *token = library.id_to_token(id as u32).or(token.take());
+    }
+    Ok(tokens)
+}
+
+/// Control tokens, which have no text. The unknown token is shown: it stands where text was.
+fn hidden_ids(library: &tokenizers::Tokenizer, unk: Option<u32>) -> HashSet<u32> {
+    let added = library.get_added_tokens_decoder();
+    let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
+    special.filter(|&id| Some(id) != unk).collect()
+}
+
+/// The quick word encoder, where the file says exactly what this crate writes.
+fn quick_encoder(
+    value: &Value,
+    library: &tokenizers::Tokenizer,
+    unk: Option<u32>,
+) -> Option<WordEncoder> {
+    let split = &value["pre_tokenizer"];
+    let ours = value["model"]["type"] == "WordLevel"
+        && value["normalizer"]["type"] == "Lowercase"
+        && split["type"] == "Split"
+        && split["pattern"]["Regex"] == words::PATTERN
+        && split["behavior"] == "Removed"
+        && split["invert"] == true
+        && value["post_processor"].is_null();
+    let added = value["added_tokens"].as_array();
+    let special = added.is_none_or(|list| list.iter().all(|token| token["special"] == true));
+    let vocabulary = library.get_vocab(false);
+    match unk {
+        Some(unk) if ours && special => Some(WordEncoder::new(vocabulary, unk)),
+        _ => None,
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

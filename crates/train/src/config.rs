@@ -1,0 +1,140 @@
+//! What a training run is told: the recipe, the budget, where to look and how often.
+
+use models::ModelConfig;
+use serde::{Deserialize, Serialize};
+
+/// How the learning rate goes on after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    /// It stays.
+    Constant,
+    /// It falls along half a cosine to `final_share`.
+    #[default]
+    Cosine,
+    /// It falls along a line to `final_share`.
+    Linear,
+}
+
+/// The numbers of an optimisation, the same for every model of a comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Recipe {
+    /// Everything random starts from it.
+    pub seed: u64,
+    /// Passes over the training side.
+    pub epochs: u64,
+    /// Sequences an optimizer step.
+    pub batch: usize,
+    /// Sequences computed at once; a step adds up as many as it needs.
+    pub micro_batch: usize,
+    /// The largest learning rate.
+    pub learning_rate: f64,
+    /// Steps over which it rises.
+    pub warmup_steps: u64,
+    /// How it goes on.
+    pub schedule: Schedule,
+    /// Where it ends, as a share of the largest.
+    pub final_share: f64,
+    /// Decay of matrices.
+    pub weight_decay: f64,
+    /// Adam's β1.
+    pub beta1: f64,
+    /// Adam's β2.
+    pub beta2: f64,
+    /// Adam's ε.
+    pub epsilon: f64,
+    /// Largest norm of the gradient; 0 for none.
+    pub clip: f64,
+    /// Share of values zeroed after the embedding and after each branch.
+    pub dropout: f32,
+    /// Steps between evaluations on the validation side; 0 for once an epoch.
+    pub eval_every: u64,
+    /// Evaluations without a better validation loss after which to stop; 0 for never.
+    pub patience: u64,
+    /// Steps between checkpoints; 0 for once an epoch.
+    pub checkpoint_every: u64,
+    /// Stop after this many steps; 0 for the epochs.
+    pub max_steps: u64,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Recipe {
+            seed: 0,
+            epochs: 8,
+            batch: 64,
+            micro_batch: 64,
+            learning_rate: 3e-3,
+            warmup_steps: 100,
+            schedule: Schedule::Cosine,
+            final_share: 0.1,
+            weight_decay: 0.01,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            clip: 1.0,
+            dropout: 0.0,
+            eval_every: 0,
+            patience: 0,
+            checkpoint_every: 0,
+            max_steps: 0,
+        }
+    }
+}
+
+/// A model and how it is trained: the TOML file of `autoreg train`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// The network.
+    pub model: ModelConfig,
+    /// The optimisation.
+    #[serde(default)]
+    pub train: Recipe,
+}
+
+/// A number that makes no run.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("recipe: {field} is {found}; {expected}")]
+pub struct RecipeError {
+    /// The key.
+    pub field: &'static str,
+    /// Its value.
+    pub found: String,
+    /// What it must be.
+    pub expected: &'static str,
+}
+
+impl Recipe {
+    /// Whether these numbers make a run.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self) -> Result<(), RecipeError> {
+        let require = |good: bool, field, found: f64, expected| {
+            if good {
+                Ok(())
+            } else {
+                Err(RecipeError { field, found: found.to_string(), expected })
+            }
+        };
+        let at_least_one = "it must be at least 1";
+        require(self.epochs > 0, "epochs", self.epochs as f64, at_least_one)?;
+        require(self.batch > 0, "batch", self.batch as f64, at_least_one)?;
+        require(self.micro_batch > 0, "micro_batch", self.micro_batch as f64, at_least_one)?;
+        let rate = self.learning_rate;
+        require(rate > 0.0 && rate.is_finite(), "learning_rate", rate, "it must be above 0")?;
+        let share = |x: f64| (0.0..=1.0).contains(&x);
+        require(share(self.final_share), "final_share", self.final_share, "it must lie in 0..1")?;
+        let below_one = "it must be at least 0 and below 1";
+        require((0.0..1.0).contains(&self.beta1), "beta1", self.beta1, below_one)?;
+        require((0.0..1.0).contains(&self.beta2), "beta2", self.beta2, below_one)?;
+        require(self.epsilon > 0.0, "epsilon", self.epsilon, "it must be above 0")?;
+        let at_least_zero = "it must be at least 0";
+        require(self.weight_decay >= 0.0, "weight_decay", self.weight_decay, at_least_zero)?;
+        require(self.clip >= 0.0, "clip", self.clip, at_least_zero)?;
+        let dropout = f64::from(self.dropout);
+        require((0.0..1.0).contains(&dropout), "dropout", dropout, below_one)
+    }
+}

@@ -1,0 +1,377 @@
+//! A whole training run in a folder: steps, evaluations, checkpoints, metrics, resumption.
+
+use crate::checkpoint;
+use crate::config::TrainConfig;
+use crate::data::{Sequences, epoch_order};
+use crate::evaluate::{Evaluator, evaluate};
+use crate::optimizer::learning_rate;
+use crate::saved::{self, write_description, write_weights};
+use crate::trainer::{StepReport, Trainer};
+use kernels::Team;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Why a run ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A model folder's files.
+    #[error(transparent)]
+    Saved(#[from] saved::Error),
+    /// Checkpoints.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The model cannot be made.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+    /// The recipe is impossible.
+    #[error(transparent)]
+    Recipe(#[from] crate::RecipeError),
+    /// The run folder.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The data does not fit the model.
+    #[error("{0}")]
+    Data(String),
+    /// The loss or the gradient is no number any more.
+    #[error(
+        "step {step}: the {what} is not finite; the last good state is kept at step {kept} in \
+         {run}; try a smaller --learning-rate or a longer --warmup-steps"
+    )]
+    NotFinite {
+        /// The step.
+        step: u64,
+        /// Loss or gradient.
+        what: &'static str,
+        /// The step of the newest checkpoint.
+        kept: u64,
+        /// The run folder.
+        run: PathBuf,
+    },
+    /// Resumption was asked for where nothing is.
+    #[error("{0}: no checkpoint to resume from; leave --resume away to start")]
+    NothingToResume(PathBuf),
+    /// Another run's folder.
+    #[error(
+        "{path}: this run was started with other settings ({what}); give them again, or another folder"
+    )]
+    OtherRun {
+        /// The folder.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+    },
+}
+
+/// A point of the learning curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CurvePoint {
+    /// Steps done.
+    pub step: u64,
+    /// Real targets seen.
+    pub tokens: u64,
+    /// Mean training loss since the point before, nats/token.
+    pub train_loss: f64,
+    /// Validation loss, nats/token.
+    pub valid_loss: f64,
+}
+
+/// Where a run stands: with weights and moments, all that resumption needs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Steps done.
+    pub step: u64,
+    /// Real targets seen.
+    pub tokens: u64,
+    /// Wall time of steps so far, seconds.
+    pub seconds: f64,
+    /// Sum of training losses since the last point of the curve.
+    pub loss_sum: f64,
+    /// Targets since then.
+    pub loss_targets: u64,
+    /// Steps whose gradient was clipped.
+    pub clipped: u64,
+    /// Steps without a target.
+    pub skipped: u64,
+    /// The best validation loss so far.
+    pub best_loss: Option<f64>,
+    /// Its step.
+    pub best_step: u64,
+    /// Evaluations since then.
+    pub worse: u64,
+    /// The learning curve.
+    pub curve: Vec<CurvePoint>,
+    /// Hash of configuration and data.
+    pub identity: String,
+}
+
+/// What a run is given.
+pub struct RunOptions<'a> {
+    /// Model and recipe.
+    pub config: &'a TrainConfig,
+    /// The training side.
+    pub train: &'a dyn Sequences,
+    /// The validation side.
+    pub valid: &'a dyn Sequences,
+    /// The tokenizer, to be kept with the model.
+    pub tokenizer: &'a [u8],
+    /// A hash that names the data.
+    pub data_hash: &'a str,
+    /// The run folder.
+    pub dir: &'a Path,
+    /// Whether to go on from the newest checkpoint.
+    pub resume: bool,
+    /// The workers.
+    pub team: &'a Arc<Team>,
+    /// Set to a signal's number to stop after the step in progress.
+    pub stop: &'a AtomicUsize,
+}
+
+/// What a run tells while it goes.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A step was done.
+    Step {
+        /// Where the run stands.
+        state: &'a State,
+        /// Steps in all.
+        total: u64,
+        /// What the step did.
+        report: StepReport,
+        /// Its learning rate.
+        rate: f64,
+    },
+    /// The validation side was scored.
+    Evaluated {
+        /// The new point.
+        point: CurvePoint,
+        /// Whether it is the best so far.
+        best: bool,
+    },
+    /// A damaged checkpoint was passed over.
+    PassedOver(&'a checkpoint::Error),
+    /// The run goes on from here.
+    Resumed(&'a State),
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The trainer with the best weights in it.
+    pub trainer: Trainer,
+    /// Where it stands.
+    pub state: State,
+    /// The signal that stopped it, if one did.
+    pub stopped_by: Option<usize>,
+}
+
+impl std::fmt::Debug for Trainer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trainer").field("model", self.model.config()).finish_non_exhaustive()
+    }
+}
+
+/// Steps that a recipe takes over `sequences` sequences.
+pub fn total_steps(config: &TrainConfig, sequences: usize) -> u64 {
+    let all = config.train.epochs * sequences.div_ceil(config.train.batch) as u64;
+    if config.train.max_steps > 0 { all.min(config.train.max_steps) } else { all }
+}
+
+/// Runs training to its end, to a signal, or to an error; a checkpoint is whole at every moment.
+///
+/// # Errors
+/// See [`Error`].
+pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome, Error> {
+    let RunOptions { config, train, valid, dir, team, .. } = *options;
+    let recipe = &config.train;
+    recipe.check()?;
+    let longest = train.longest().max(valid.longest());
+    check_data(config, train, longest)?;
+    let identity = identity(options);
+    let mut trainer = Trainer::new(config, longest, team)?;
+    let mut state = State { identity: identity.clone(), ..State::default() };
+    if options.resume {
+        let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)));
+        state = found.ok_or_else(|| Error::NothingToResume(dir.to_owned()))?;
+        if state.identity != identity {
+            return Err(Error::OtherRun { path: dir.to_owned(), what: "configuration or data" });
+        }
+        tell(Event::Resumed(&state));
+    } else {
+        fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
+        write_description(dir, &config.model, options.tokenizer)?;
+        write_weights(dir, &trainer.model, 0)?;
+        checkpoint::save(dir, &trainer, &state)?;
+    }
+    let mut metrics = Metrics::open(dir, state.step)?;
+    let per_epoch = train.len().div_ceil(recipe.batch) as u64;
+    let total = total_steps(config, train.len());
+    let every = |asked: u64| if asked > 0 { asked } else { per_epoch };
+    let mut order: (u64, Vec<u32>) = (u64::MAX, Vec::new());
+    let mut saved_at = state.step;
+    let mut stopped_by = None;
+    let patient = |s: &State| recipe.patience == 0 || s.worse < recipe.patience;
+    while state.step < total && patient(&state) {
+        let (epoch, at) = (state.step / per_epoch, (state.step % per_epoch) as usize);
+        if order.0 != epoch {
+            order = (epoch, epoch_order(recipe.seed, epoch, train.len()));
+        }
+        let indices = &order.1[at * recipe.batch..((at + 1) * recipe.batch).min(train.len())];
+        let rate = learning_rate(recipe, state.step, total);
+        let started = Instant::now();
+        let report = trainer.step(train, indices, epoch, rate);
+        state.seconds += started.elapsed().as_secs_f64();
+        if report.targets > 0 && !report.applied {
+            let what = if report.loss_sum.is_finite() { "gradient" } else { "loss" };
+            let (step, run) = (state.step + 1, dir.to_owned());
+            return Err(Error::NotFinite { step, what, kept: saved_at, run });
+        }
+        state.step += 1;
+        state.tokens += report.targets;
+        state.loss_sum += report.loss_sum;
+        state.loss_targets += report.targets;
+        state.clipped += u64::from(report.clipped);
+        state.skipped += u64::from(report.targets == 0);
+        metrics.step(&state, &report, rate)?;
+        tell(Event::Step { state: &state, total, report, rate });
+        if state.step.is_multiple_of(every(recipe.eval_every)) || state.step == total {
+            let (point, best) = validate(options, &mut trainer, &mut state)?;
+            metrics.evaluation(&point)?;
+            tell(Event::Evaluated { point, best });
+        }
+        let signal = options.stop.load(Ordering::Relaxed);
+        let due = state.step.is_multiple_of(every(recipe.checkpoint_every));
+        if due || signal != 0 || state.step == total {
+            metrics.sync()?;
+            checkpoint::save(dir, &trainer, &state)?;
+            saved_at = state.step;
+        }
+        if signal != 0 && state.step < total {
+            stopped_by = Some(signal);
+            break;
+        }
+    }
+    if stopped_by.is_none() && state.best_loss.is_some() {
+        let best = formats::TensorFile::open(&dir.join(saved::WEIGHTS_FILE))
+            .map_err(saved::Error::from)?;
+        saved::read_parameters(&best, trainer.model.weights_mut()).map_err(saved::Error::from)?;
+        trainer.weights_changed();
+    }
+    Ok(Outcome { trainer, state, stopped_by })
+}
+
+/// Whether a run folder holds something to resume.
+pub fn resumable(dir: &Path) -> bool {
+    checkpoint::any(dir)
+}
+
+fn check_data(config: &TrainConfig, train: &dyn Sequences, longest: usize) -> Result<(), Error> {
+    if train.targets() == 0 {
+        return Err(Error::Data(
+            "the training side holds no target token; prepare it again".into(),
+        ));
+    }
+    if let Some(limit) = config.model.context_limit()
+        && longest.saturating_sub(1) > limit
+    {
+        return Err(Error::Data(format!(
+            "the data has sequences of {longest} tokens, but max_position_embeddings is {limit}; \
+             raise it to {} or prepare the data with --max-len {}",
+            longest - 1,
+            limit + 1
+        )));
+    }
+    Ok(())
+}
+
+fn identity(options: &RunOptions) -> String {
+    let config = serde_json::to_string(options.config).unwrap_or_default();
+    let text = format!("{config}\n{}", options.data_hash);
+    format!("{:016x}", text.bytes().fold(0u64, |h, b| kernels::mix(h ^ u64::from(b))))
+}
+
+fn validate(
+    options: &RunOptions,
+    trainer: &mut Trainer,
+    state: &mut State,
+) -> Result<(CurvePoint, bool), Error> {
+    let micro = options.config.train.micro_batch.min(options.config.train.batch);
+    let (model, runner) = trainer.evaluator();
+    let scores = evaluate(&mut Evaluator::Network(model, runner), options.valid, micro, None);
+    let train_loss = state.loss_sum / state.loss_targets.max(1) as f64;
+    let valid_loss = scores.total.loss().unwrap_or(train_loss);
+    let point = CurvePoint { step: state.step, tokens: state.tokens, train_loss, valid_loss };
+    state.curve.push(point);
+    (state.loss_sum, state.loss_targets) = (0.0, 0);
+    let best = valid_loss.is_finite() && state.best_loss.is_none_or(|b| valid_loss < b);
+    if best {
+        (state.best_loss, state.best_step, state.worse) = (Some(valid_loss), state.step, 0);
+        write_weights(options.dir, &trainer.model, state.step)?;
+    } else {
+        state.worse += 1;
+    }
+    Ok((point, best))
+}
+
+/// `metrics.jsonl`: a line a step and a line an evaluation.
+struct Metrics {
+    path: PathBuf,
+    file: io::BufWriter<File>,
+}
+
+impl Metrics {
+    /// Opens the file and drops lines past `step`, which a resumed run writes again.
+    fn open(dir: &Path, step: u64) -> Result<Metrics, Error> {
+        let path = dir.join("metrics.jsonl");
+        let fail = |source| Error::Io { path: path.clone(), source };
+        let mut kept = String::new();
+        if step > 0 && path.exists() {
+            for line in BufReader::new(File::open(&path).map_err(fail)?).lines() {
+                let line = line.map_err(fail)?;
+                let value: Option<serde_json::Value> = serde_json::from_str(&line).ok();
+                if value.and_then(|v| v["step"].as_u64()).is_some_and(|s| s <= step) {
+                    kept.push_str(&line);
+                    kept.push('\n');
+                }
+            }
+        }
+        formats::replace_file(&path, |f| f.write_all(kept.as_bytes())).map_err(fail)?;
+        let file = OpenOptions::new().append(true).open(&path).map_err(fail)?;
+        Ok(Metrics { file: io::BufWriter::new(file), path })
+    }
+
+    fn write(&mut self, value: &serde_json::Value) -> Result<(), Error> {
+        writeln!(self.file, "{value}")
+            .map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    fn step(&mut self, state: &State, report: &StepReport, rate: f64) -> Result<(), Error> {
+        let loss = report.loss_sum / report.targets.max(1) as f64;
+        self.write(&serde_json::json!({
+            "step": state.step, "tokens": state.tokens, "loss_nats": loss,
+            "targets": report.targets, "learning_rate": rate,
+            "gradient_norm": report.gradient_norm, "clipped": report.clipped,
+            "seconds": state.seconds,
+        }))
+    }
+
+    fn evaluation(&mut self, point: &CurvePoint) -> Result<(), Error> {
+        self.write(&serde_json::json!({
+            "step": point.step, "tokens": point.tokens,
+            "train_loss_nats": point.train_loss, "valid_loss_nats": point.valid_loss,
+        }))
+    }
+
+    fn sync(&mut self) -> Result<(), Error> {
+        self.file.flush().map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+}

@@ -1,0 +1,151 @@
+//! One optimizer step: batch, forward, backward, clip, update.
+
+use crate::config::{Recipe, TrainConfig};
+use crate::data::Sequences;
+use crate::optimizer::AdamW;
+use kernels::Team;
+use ledger::{Account, Plan};
+use models::{Batch, Dropout, Model, Runner, Workload};
+use std::sync::Arc;
+use tensor::Parameters;
+
+/// A model in training: weights, gradients, moments, activations.
+pub struct Trainer {
+    /// The model.
+    pub model: Model,
+    /// Its moments.
+    pub optimizer: AdamW,
+    recipe: Recipe,
+    gradients: Parameters,
+    runner: Runner,
+    batch: Batch,
+    ids: Vec<u32>,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepReport {
+    /// Sum of the losses of all real targets, nats.
+    pub loss_sum: f64,
+    /// Real targets.
+    pub targets: u64,
+    /// Norm of the gradient before clipping.
+    pub gradient_norm: f64,
+    /// Whether it was clipped.
+    pub clipped: bool,
+    /// Whether weights were changed: not without targets, nor by a gradient that is not finite.
+    pub applied: bool,
+}
+
+fn workload(recipe: &Recipe, longest: usize, threads: usize) -> Workload {
+    let sequences = recipe.micro_batch.min(recipe.batch);
+    let rows = sequences * longest.saturating_sub(1).max(1);
+    Workload { rows, sequences, longest, threads, training: true }
+}
+
+impl Trainer {
+    /// What [`Trainer::new`] will allocate.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan(
+        config: &TrainConfig,
+        longest: usize,
+        threads: usize,
+    ) -> Result<Plan, models::Error> {
+        let layout = Model::layout_of(&config.model)?;
+        let mut plan = Model::plan(&config.model)?;
+        plan.add(&layout.buffer_spec("gradients", Account::Gradients));
+        plan.extend(AdamW::plan(&layout));
+        let workload = workload(&config.train, longest, threads);
+        plan.extend(Runner::plan(&config.model, &workload)?);
+        Ok(plan)
+    }
+
+    /// A fresh model, initialised from the recipe's seed, for sequences of up to `longest` tokens.
+    ///
+    /// # Errors
+    /// When the configuration makes no network, or memory is not to be had.
+    pub fn new(
+        config: &TrainConfig,
+        longest: usize,
+        team: &Arc<Team>,
+    ) -> Result<Trainer, models::Error> {
+        let mut model = Model::new(&config.model)?;
+        model.weights_mut().initialise(config.train.seed);
+        let layout = Arc::clone(model.layout());
+        let gradients = Parameters::zeros(&layout, "gradients", Account::Gradients)?;
+        let optimizer = AdamW::new(&layout)?;
+        let runner = Runner::new(&model, workload(&config.train, longest, team.threads()), team)?;
+        Ok(Trainer {
+            model,
+            optimizer,
+            recipe: config.train.clone(),
+            gradients,
+            runner,
+            batch: Batch::default(),
+            ids: Vec::new(),
+        })
+    }
+
+    /// One step over the sequences named by `indices`, `micro_batch` of them at a time: the loss is
+    /// the mean over all their real targets, however they are cut. `epoch` and the index give a
+    /// sequence its dropout.
+    pub fn step(
+        &mut self,
+        data: &dyn Sequences,
+        indices: &[u32],
+        epoch: u64,
+        rate: f64,
+    ) -> StepReport {
+        let targets: u64 =
+            indices.iter().map(|&i| data.length(i as usize).saturating_sub(1) as u64).sum();
+        let mut report = StepReport { targets, ..StepReport::default() };
+        if targets == 0 {
+            return report;
+        }
+        let team = Arc::clone(self.runner.team());
+        let scale = (1.0 / targets as f64) as f32;
+        let dropout = (self.recipe.dropout > 0.0).then_some(Dropout {
+            rate: self.recipe.dropout,
+            stream: kernels::stream_key(self.recipe.seed, 0x6472_6f70, epoch),
+        });
+        self.gradients.clear(&team);
+        for part in indices.chunks(self.recipe.micro_batch) {
+            self.batch.clear();
+            for &i in part {
+                data.copy(i as usize, &mut self.ids);
+                self.batch.push_known(&self.ids, u64::from(i));
+            }
+            let losses =
+                self.runner.train(&self.model, &self.batch, scale, dropout, &mut self.gradients);
+            report.loss_sum += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
+        }
+        if !report.loss_sum.is_finite() {
+            report.gradient_norm = f64::NAN;
+            return report;
+        }
+        let weights = self.model.weights_mut();
+        let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
+        self.runner.weights_changed();
+        report.gradient_norm = applied.gradient_norm;
+        report.clipped = applied.clipped;
+        report.applied = applied.gradient_norm.is_finite();
+        report
+    }
+
+    /// The model and its runner, for evaluation between steps.
+    pub fn evaluator(&mut self) -> (&Model, &mut Runner) {
+        (&self.model, &mut self.runner)
+    }
+
+    /// Must be called after weights were replaced from outside.
+    pub fn weights_changed(&mut self) {
+        self.runner.weights_changed();
+    }
+
+    /// The gradients of the last step.
+    pub fn gradients(&self) -> &Parameters {
+        &self.gradients
+    }
+}

@@ -1,0 +1,354 @@
+//! `autoreg bench`: speed and memory on random tokens, in the form that peers are measured in.
+
+use crate::cmd::train::ledger_table;
+use crate::cmd::{json, team};
+use crate::error::CliError;
+use crate::term::{self, mib, thousands};
+use clap::{Args, Subcommand, ValueEnum};
+use kernels::{
+    AttentionShape, Kv, Segment, attention_backward, attention_forward, attention_workspace,
+};
+use ledger::{Account, Buffer, Report, Spec};
+use models::{ModelConfig, RnnConfig, TransformerConfig};
+use serde_json::json;
+use std::time::Instant;
+use train::{Recipe, TrainConfig, Trainer};
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Training tokens/s: FP32 Adam, batch 64, length 64, vocabulary 4,000
+    TrainSpeed(TrainSpeed),
+    /// Peak process memory after five training steps, a fresh process a model
+    TrainMemory(TrainMemory),
+    /// Causal attention alone, forward or forward and backward
+    Attention(Attention),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Name {
+    Rnn,
+    Transformer,
+    /// Nothing: what a process of this program takes before any model
+    Empty,
+}
+
+#[derive(Debug, Args)]
+struct TrainSpeed {
+    #[arg(long, value_enum, default_value = "transformer")]
+    model: Name,
+    /// Timed steps, after five that are not
+    #[arg(long, default_value_t = 50)]
+    steps: u64,
+    #[arg(long)]
+    threads: Option<usize>,
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct TrainMemory {
+    /// One model in this very process, for the fresh process that measures it
+    #[arg(long, value_enum)]
+    model: Option<Name>,
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Also print the ledger of each model
+    #[arg(long)]
+    ledger: bool,
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Attention {
+    /// Tokens of the one sequence
+    #[arg(long, default_value_t = 1024)]
+    length: usize,
+    #[arg(long, default_value_t = 9)]
+    heads: usize,
+    #[arg(long, default_value_t = 64)]
+    head_dim: usize,
+    #[arg(long)]
+    backward: bool,
+    /// Timed runs, after two that are not
+    #[arg(long, default_value_t = 7)]
+    runs: usize,
+    #[arg(long)]
+    threads: Option<usize>,
+    #[arg(long)]
+    json: bool,
+}
+
+const VOCAB: usize = 4000;
+const BATCH: usize = 64;
+const LENGTH: usize = 64;
+
+/// Measures as told.
+pub fn run(args: BenchArgs) -> Result<(), CliError> {
+    match args.what {
+        What::TrainSpeed(args) => train_speed(&args),
+        What::TrainMemory(args) => train_memory(&args),
+        What::Attention(args) => attention(&args),
+    }
+}
+
+fn config(name: Name) -> TrainConfig {
+    let model = match name {
+        Name::Rnn => ModelConfig::Rnn(RnnConfig::email(VOCAB)),
+        _ => ModelConfig::Transformer(TransformerConfig::email(VOCAB, LENGTH)),
+    };
+    let train = Recipe {
+        batch: BATCH,
+        micro_batch: BATCH,
+        weight_decay: 0.0,
+        clip: 0.0,
+        ..Recipe::default()
+    };
+    TrainConfig { model, train }
+}
+
+/// One batch of random tokens: 64 sequences of 65 tokens, so that 64 are predicted.
+fn random_tokens() -> Vec<Vec<u32>> {
+    (0..BATCH as u64)
+        .map(|s| {
+            (0..=LENGTH as u64)
+                .map(|t| (kernels::uniform_bits(1, s * 1000 + t) % VOCAB as u64) as u32)
+                .collect()
+        })
+        .collect()
+}
+
+fn train_speed(args: &TrainSpeed) -> Result<(), CliError> {
+    let team = team(args.threads)?;
+    let config = config(args.model);
+    let data = random_tokens();
+    let indices: Vec<u32> = (0..BATCH as u32).collect();
+    let mut trainer = Trainer::new(&config, LENGTH + 1, &team).map_err(CliError::failed)?;
+    let mut loss = 0.0;
+    for _ in 0..5 {
+        trainer.step(&data, &indices, 0, 1e-3);
+    }
+    let started = Instant::now();
+    for _ in 0..args.steps {
+        let report = trainer.step(&data, &indices, 0, 1e-3);
+        loss = report.loss_sum / report.targets as f64;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let speed = (args.steps * (BATCH * LENGTH) as u64) as f64 / seconds;
+    let name = config.model.kind();
+    if args.json {
+        let value = json!({
+            "model": name, "threads": team.threads(), "steps": args.steps, "loss": loss,
+            "tokens_per_second": speed, "ms_per_step": 1e3 * seconds / args.steps as f64,
+            "isa": kernels::Isa::current().name(), "peak_process_bytes": ledger::peak_bytes(),
+        });
+        term::print(&json(&value)?);
+    } else {
+        term::print(&format!(
+            "{name}, {} threads, {}: {} tokens/s, {:.1} ms a step, loss {loss:.4}\n",
+            team.threads(),
+            kernels::Isa::current().name(),
+            thousands(speed as u64),
+            1e3 * seconds / args.steps as f64,
+        ));
+    }
+    Ok(())
+}
+
+fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
+    if let Some(name) = args.model {
+        return train_memory_here(name, args);
+    }
+    let mut rows = Vec::new();
+    for name in ["empty", "rnn", "transformer"] {
+        let program = std::env::current_exe().map_err(CliError::failed)?;
+        let mut command = std::process::Command::new(program);
+        command.args(["bench", "train-memory", "--json", "--model", name]);
+        if let Some(threads) = args.threads {
+            command.args(["--threads", &threads.to_string()]);
+        }
+        let output = command.output().map_err(CliError::failed)?;
+        if !output.status.success() {
+            return Err(CliError::failed(String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        let row: serde_json::Value =
+            serde_json::from_slice(&output.stdout).map_err(CliError::failed)?;
+        rows.push(row);
+    }
+    let empty = rows.remove(0);
+    if args.json {
+        term::print(&json(&json!({
+            "rows": rows,
+            "empty_harness_bytes": empty["peak_process_bytes"],
+            "batch": BATCH, "length": LENGTH, "vocabulary": VOCAB, "steps": 5,
+            "optimizer": "FP32 Adam",
+        }))?);
+        return Ok(());
+    }
+    let number = |row: &serde_json::Value, key: &str| row[key].as_u64().unwrap_or(0);
+    term::print(&format!(
+        "{:<13}{:>12}{:>15}{:>14}{:>14}{:>8}\n",
+        "model", "parameters", "parameters", "peak process", "predicted", "ratio"
+    ));
+    for row in &rows {
+        let (peak, predicted) =
+            (number(row, "peak_process_bytes"), number(row, "predicted_process_bytes"));
+        term::print(&format!(
+            "{:<13}{:>12}{:>15}{:>14}{:>14}{:>8.3}\n",
+            row["model"].as_str().unwrap_or_default(),
+            thousands(number(row, "parameters")),
+            mib(number(row, "parameter_bytes")),
+            mib(peak),
+            mib(predicted),
+            peak as f64 / predicted.max(1) as f64,
+        ));
+        if args.ledger
+            && let Ok(report) = serde_json::from_value::<LedgerRows>(row["ledger"].clone())
+        {
+            report.rows.iter().for_each(|r| {
+                term::print(&format!(
+                    "  {:<14}{:>14}{:>14}\n",
+                    r.term,
+                    mib(r.predicted_bytes),
+                    mib(r.measured_bytes)
+                ));
+            });
+        }
+    }
+    term::print(&format!(
+        "the empty harness takes {}\n",
+        mib(number(&empty, "peak_process_bytes"))
+    ));
+    Ok(())
+}
+
+#[derive(serde::Deserialize)]
+struct LedgerRows {
+    rows: Vec<LedgerRow>,
+}
+
+#[derive(serde::Deserialize)]
+struct LedgerRow {
+    term: String,
+    predicted_bytes: u64,
+    measured_bytes: u64,
+}
+
+fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
+    let team = team(args.threads)?;
+    let runtime = ledger::resident_bytes();
+    let config = config(name);
+    let mut plan = ledger::Plan::default();
+    let mut parameters = 0;
+    if name != Name::Empty {
+        plan = Trainer::plan(&config, LENGTH + 1, team.threads()).map_err(CliError::failed)?;
+        let data = random_tokens();
+        let indices: Vec<u32> = (0..BATCH as u32).collect();
+        let mut trainer = Trainer::new(&config, LENGTH + 1, &team).map_err(CliError::failed)?;
+        for _ in 0..5 {
+            trainer.step(&data, &indices, 0, 1e-3);
+        }
+        parameters = trainer.model.layout().count();
+    }
+    let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    let kind = if name == Name::Empty { "empty" } else { config.model.kind() };
+    if args.json {
+        let value = json!({
+            "model": kind,
+            "parameters": parameters,
+            "parameter_bytes": 4 * parameters,
+            "peak_process_bytes": report.peak_process_bytes,
+            "predicted_process_bytes": report.predicted_process_bytes,
+            "ledger": report,
+        });
+        term::print(&json(&value)?);
+    } else {
+        term::print(&format!("{kind}\n{}", ledger_table(&report)));
+    }
+    Ok(())
+}
+
+fn attention(args: &Attention) -> Result<(), CliError> {
+    let team = team(args.threads)?;
+    let (h, d, n) = (args.heads, args.head_dim, args.length);
+    if h == 0 || d == 0 || n == 0 || args.runs == 0 {
+        return Err(CliError::input("--heads, --head-dim, --length and --runs must be at least 1"));
+    }
+    let shape =
+        AttentionShape { heads: h, kv_heads: h, head_dim: d, scale: 1.0 / (d as f32).sqrt() };
+    let buffer = |name: &str, account, len| -> Result<Buffer<f32>, CliError> {
+        Buffer::new(&Spec::new(name, account, len)).map_err(CliError::failed)
+    };
+    let stride = 3 * h * d;
+    let mut qkv = buffer("q k v", Account::Data, n * stride)?;
+    qkv.iter_mut().enumerate().for_each(|(i, x)| *x = kernels::normal(1, i as u64));
+    let d_out = {
+        let mut d_out = buffer("d out", Account::Data, if args.backward { n * h * d } else { 0 })?;
+        d_out.fill(1.0);
+        d_out
+    };
+    let base = ledger::resident_bytes();
+    let mut out = buffer("out", Account::Activations, n * h * d)?;
+    let mut lse = buffer("log-sums", Account::Activations, if args.backward { h * n } else { 0 })?;
+    let mut d_qkv =
+        buffer("d q k v", Account::Gradients, if args.backward { n * stride } else { 0 })?;
+    let longest = if args.backward { n } else { 0 };
+    let mut work =
+        buffer("tiles", Account::Workspace, attention_workspace(&shape, team.threads(), longest))?;
+    let kv = Kv { keys: &qkv[h * d..], values: &qkv[2 * h * d..], stride };
+    let segment = [Segment { row: 0, queries: n, past: 0, kv }];
+    let mut times: Vec<f64> = (0..args.runs + 2)
+        .map(|_| {
+            let started = Instant::now();
+            attention_forward(&team, &shape, &segment, &qkv, stride, &mut out, &mut lse, &mut work);
+            if args.backward {
+                let (qkv, d_qkv) = (&qkv, &mut d_qkv);
+                attention_backward(
+                    &team,
+                    &shape,
+                    &[(0, n)],
+                    qkv,
+                    &out,
+                    &lse,
+                    &d_out,
+                    d_qkv,
+                    &mut work,
+                );
+            }
+            started.elapsed().as_secs_f64() * 1e3
+        })
+        .skip(2)
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let ms = times[times.len() / 2];
+    let over = ledger::peak_bytes().saturating_sub(base);
+    // Half of all pairs; two products forward, five more backward.
+    let products = if args.backward { 7.0 } else { 2.0 };
+    let flops = products * 2.0 * h as f64 * d as f64 * (n as f64 * n as f64 / 2.0);
+    if args.json {
+        let value = json!({
+            "length": n, "heads": h, "head_dim": d, "threads": team.threads(),
+            "backward": args.backward, "ms": ms, "ms_min": times[0], "ms_max": times[times.len() - 1],
+            "gflops": flops / ms / 1e6, "peak_bytes_over_base": over,
+        });
+        term::print(&json(&value)?);
+    } else {
+        term::print(&format!(
+            "attention {}, L = {n}, {h} heads of {d}, {} threads: {ms:.2} ms ({:.2}-{:.2}), {:.0} GFLOP/s, {} over the inputs\n",
+            if args.backward { "forward and backward" } else { "forward" },
+            team.threads(),
+            times[0],
+            times[times.len() - 1],
+            flops / ms / 1e6,
+            mib(over),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! `autoreg eval`: what a model makes of one side of a data set.
+
+use crate::cmd::{json, team};
+use crate::error::CliError;
+use crate::term::{self, thousands};
+use clap::{Args, ValueEnum};
+use corpus::{Dataset, Side};
+use models::{Runner, Workload};
+use serde_json::json;
+use std::path::PathBuf;
+use train::{Evaluator, SavedModel, Scores, Sequences, evaluate};
+
+/// A side of a data set.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum SideName {
+    /// The training side
+    Train,
+    /// The validation side
+    Valid,
+    /// The test side
+    Test,
+}
+
+/// Arguments of `eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// A run folder of `autoreg train`
+    pub model: PathBuf,
+    /// A folder made by `autoreg data prepare`
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// The side to score
+    #[arg(long, value_enum, default_value = "test")]
+    pub split: SideName,
+    /// Sequences computed at once
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub batch: usize,
+    /// Workers (default: the processors this process may use)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Scores as told.
+pub fn run(args: EvalArgs) -> Result<(), CliError> {
+    let data = Dataset::open(&args.data).map_err(CliError::input)?;
+    let model = SavedModel::open(&args.model).map_err(CliError::input)?;
+    let ours = std::fs::read(args.model.join(train::TOKENIZER_FILE)).map_err(|e| {
+        CliError::input(format!("{}: {e}", args.model.join(train::TOKENIZER_FILE).display()))
+    })?;
+    let tokenizer = tokenizer::Tokenizer::from_bytes(&ours).map_err(CliError::input)?;
+    if tokenizer.sha256() != data.tokenizer().sha256() {
+        return Err(CliError::input(format!(
+            "{} was trained with another tokenizer than {} has; their token ids mean different words",
+            args.model.display(),
+            args.data.display()
+        )));
+    }
+    let side = match args.split {
+        SideName::Train => Side::Train,
+        SideName::Valid => Side::Valid,
+        SideName::Test => Side::Test,
+    };
+    let scores = score(&model, &data, side, args.batch, args.threads)?;
+    let (total, known) = (scores.total, scores.known);
+    let name = side.name();
+    if args.json {
+        let value = json!({
+            "model": model.config().kind(),
+            "split": name,
+            "synthetic": data.manifest().synthetic,
+            "sequences": scores.messages,
+            "tokens": total.tokens,
+            format!("{name}_loss_nats"): total.loss(),
+            format!("{name}_accuracy"): total.accuracy(),
+            "perplexity": total.loss().map(f64::exp),
+            "without_unk": {
+                "tokens": known.tokens,
+                format!("{name}_loss_nats"): known.loss(),
+                format!("{name}_accuracy"): known.accuracy(),
+                "perplexity": known.loss().map(f64::exp),
+            },
+            "peak_process_bytes": ledger::peak_bytes(),
+        });
+        term::print(&json(&value)?);
+        return Ok(());
+    }
+    let row = |what: &str, t: train::Tally| {
+        format!(
+            "{what:<14}{:>12}{:>12}{:>14}{:>12}\n",
+            thousands(t.tokens),
+            t.loss().map_or("-".into(), |l| format!("{l:.4}")),
+            t.loss().map_or("-".into(), |l| format!("{:.2}", l.exp())),
+            t.accuracy().map_or("-".into(), |a| format!("{:.2} %", 100.0 * a)),
+        )
+    };
+    let synthetic = if data.manifest().synthetic { " (synthetic mail)" } else { "" };
+    term::print(&format!(
+        "{} on the {name} side{synthetic}: {} sequences\n{:<14}{:>12}{:>12}{:>14}{:>12}\n{}{}",
+        model.config().kind(),
+        thousands(scores.messages),
+        "targets",
+        "tokens",
+        "nats/token",
+        "perplexity",
+        "accuracy",
+        row("all", total),
+        row("without <unk>", known),
+    ));
+    Ok(())
+}
+
+/// A model's scores on a side.
+pub fn score(
+    model: &SavedModel,
+    data: &Dataset,
+    side: Side,
+    batch: usize,
+    threads: Option<usize>,
+) -> Result<Scores, CliError> {
+    let (sequences, unknown) = (data.side(side), data.tokenizer().specials().unk);
+    match model {
+        SavedModel::Counts(counts) => {
+            Ok(evaluate(&mut Evaluator::Counts(counts), sequences, batch, unknown))
+        }
+        SavedModel::Network(network) => {
+            let team = team(threads)?;
+            let longest = Sequences::longest(sequences);
+            if let Some(limit) = network.config().context_limit()
+                && longest.saturating_sub(1) > limit
+            {
+                return Err(CliError::input(format!(
+                    "the data has sequences of {longest} tokens; this model sees {limit} at most"
+                )));
+            }
+            let batch = batch.max(1);
+            let rows = batch * longest.max(2);
+            let workload = Workload {
+                rows,
+                sequences: batch,
+                longest,
+                threads: team.threads(),
+                training: false,
+            };
+            let mut runner = Runner::new(network, workload, &team).map_err(CliError::failed)?;
+            Ok(evaluate(&mut Evaluator::Network(network, &mut runner), sequences, batch, unknown))
+        }
+    }
+}

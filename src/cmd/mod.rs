@@ -1,0 +1,41 @@
+//! One file a command.
+
+pub mod bench;
+pub mod data;
+pub mod eval;
+pub mod train;
+
+use crate::error::CliError;
+use kernels::{Isa, Team};
+use std::sync::Arc;
+
+/// Sets the instruction set from the command line or the environment.
+pub fn choose_isa(name: Option<&str>) -> Result<(), CliError> {
+    let Some(name) = name else { return Ok(()) };
+    let Some(isa) = Isa::from_name(name) else {
+        return Err(CliError::input(format!(
+            "--isa {name}: no such instruction set; choose plain, avx2 or avx512"
+        )));
+    };
+    if isa.force() != isa {
+        return Err(CliError::input(format!(
+            "--isa {name}: this processor offers {} at most",
+            Isa::detect().name()
+        )));
+    }
+    Ok(())
+}
+
+/// The workers: as many as asked for, or as this process may use.
+pub fn team(threads: Option<usize>) -> Result<Arc<Team>, CliError> {
+    match threads {
+        Some(0) => Err(CliError::input("--threads 0: at least one is needed")),
+        Some(n) if n > 1024 => Err(CliError::input(format!("--threads {n}: 1024 are the most"))),
+        asked => Ok(Arc::new(Team::new(asked.unwrap_or_else(Team::available)))),
+    }
+}
+
+/// Pretty JSON with a line end.
+pub fn json(value: &impl serde::Serialize) -> Result<String, CliError> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(CliError::failed)
+}

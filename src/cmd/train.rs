@@ -1,0 +1,437 @@
+//! `autoreg train`: one model on one data set, into a run folder.
+
+use crate::cmd::{json, team};
+use crate::error::CliError;
+use crate::term::{self, Progress, mib, thousands};
+use clap::{Args, ValueEnum};
+use corpus::{Dataset, Side};
+use ledger::Report;
+use models::ngram::Counter;
+use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use train::{Event, Outcome, RunOptions, Schedule, Sequences, TrainConfig, Trainer};
+
+/// Models that have a name.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ModelName {
+    /// The small causal transformer: 2 layers, width 64, 4 heads
+    Transformer,
+    /// The simple RNN: embedding 64, one tanh layer of 96
+    Rnn,
+    /// Counts of pairs, smoothing chosen on the validation side
+    Bigram,
+    /// Interpolated Kneser–Ney; --order sets how many tokens a run holds
+    Ngram,
+}
+
+/// Arguments of `train`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg train --data DATA --model transformer --out runs/t1
+  autoreg train --data DATA --config my.toml --seed 2 --out runs/t2
+  autoreg train --data DATA --model transformer --out runs/t1 --resume
+
+A configuration file holds [model] and [train]:
+  [model]
+  kind = \"transformer\"        # or \"rnn\", \"ngram\"
+  hidden_size = 64
+  num_hidden_layers = 2
+  num_attention_heads = 4
+  intermediate_size = 256
+  max_position_embeddings = 64
+  [train]
+  epochs = 8
+  learning_rate = 3e-3")]
+pub struct TrainArgs {
+    /// A folder made by `autoreg data prepare`
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// A model by name; or use --config
+    #[arg(long, value_enum, conflicts_with = "config")]
+    pub model: Option<ModelName>,
+    /// A TOML file with [model] and [train]; flags override it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The run folder to make
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Go on from the newest checkpoint in --out, to the bit
+    #[arg(long)]
+    pub resume: bool,
+    /// Replace an existing run folder
+    #[arg(long, conflicts_with = "resume")]
+    pub force: bool,
+    /// Tokens a run holds, for --model ngram
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub order: usize,
+    /// Settings of the optimisation
+    #[command(flatten)]
+    pub recipe: RecipeArgs,
+    /// Workers (default: the processors this process may use)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print predicted and measured bytes, term by term
+    #[arg(long)]
+    pub ledger: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// No progress
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// Settings of the optimisation, over those of the configuration file.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Optimisation")]
+pub struct RecipeArgs {
+    /// Where everything random starts
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Passes over the training side [default: 8]
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<u64>,
+    /// Sequences an optimizer step [default: 64]
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+    /// Sequences computed at once; the result is the same, the memory smaller [default: 64]
+    #[arg(long, value_name = "N")]
+    pub micro_batch: Option<usize>,
+    /// Largest learning rate [default: 0.003]
+    #[arg(long, value_name = "X")]
+    pub learning_rate: Option<f64>,
+    /// Steps over which the learning rate rises [default: 100]
+    #[arg(long, value_name = "N")]
+    pub warmup_steps: Option<u64>,
+    /// How it goes on: constant, cosine or linear [default: cosine]
+    #[arg(long, value_name = "WORD", value_parser = schedule)]
+    pub schedule: Option<Schedule>,
+    /// Decay of matrices [default: 0.01]
+    #[arg(long, value_name = "X")]
+    pub weight_decay: Option<f64>,
+    /// Largest norm of the gradient, 0 for none [default: 1]
+    #[arg(long, value_name = "X")]
+    pub clip: Option<f64>,
+    /// Share of values zeroed [default: 0]
+    #[arg(long, value_name = "X")]
+    pub dropout: Option<f32>,
+    /// Steps between evaluations on the validation side, 0 for once an epoch [default: 0]
+    #[arg(long, value_name = "N")]
+    pub eval_every: Option<u64>,
+    /// Stop after this many evaluations without a better one, 0 for never [default: 0]
+    #[arg(long, value_name = "N")]
+    pub patience: Option<u64>,
+    /// Steps between checkpoints, 0 for once an epoch [default: 0]
+    #[arg(long, value_name = "N")]
+    pub checkpoint_every: Option<u64>,
+    /// Stop after this many steps, 0 for the epochs [default: 0]
+    #[arg(long, value_name = "N")]
+    pub max_steps: Option<u64>,
+}
+
+fn schedule(word: &str) -> Result<Schedule, String> {
+    match word {
+        "constant" => Ok(Schedule::Constant),
+        "cosine" => Ok(Schedule::Cosine),
+        "linear" => Ok(Schedule::Linear),
+        _ => Err("choose constant, cosine or linear".to_owned()),
+    }
+}
+
+impl RecipeArgs {
+    /// Puts what was given over a recipe.
+    pub fn apply(&self, recipe: &mut train::Recipe) {
+        macro_rules! set {
+            ($($field:ident),+) => { $(if let Some(x) = self.$field { recipe.$field = x; })+ };
+        }
+        set!(seed, epochs, batch, micro_batch, learning_rate, warmup_steps, schedule);
+        set!(weight_decay, clip, dropout, eval_every, patience, checkpoint_every, max_steps);
+    }
+}
+
+/// Reads a TOML file of `train`; an unknown key is named with the nearest known one.
+fn read_config(path: &Path) -> Result<TrainConfig, CliError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| CliError::input(format!("{}: {e}", path.display())))?;
+    toml::from_str(&text).map_err(|e| {
+        let line = e.span().map_or(1, |s| 1 + text[..s.start].matches('\n').count());
+        let message = explain_unknown(e.message());
+        CliError::input(format!("{}: line {line}: {message}", path.display()))
+    })
+}
+
+/// «unknown field `x`, expected one of `a`, `b`» with the nearest named first.
+fn explain_unknown(message: &str) -> String {
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut words = message.split('`').skip(1).step_by(2);
+    if !message.starts_with("unknown ") {
+        return message;
+    }
+    let found = words.next().unwrap_or_default();
+    let nearest = words.min_by_key(|w| strsim::damerau_levenshtein(found, w));
+    match nearest {
+        Some(near) => format!("no key `{found}`; the nearest is `{near}`"),
+        None => message.clone(),
+    }
+}
+
+/// The configuration that arguments and data make.
+fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
+    let vocab = data.tokenizer().vocab_size();
+    let max_len = data.manifest().max_len;
+    let mut config = match (&args.config, args.model) {
+        (Some(path), _) => read_config(path)?,
+        (None, name) => {
+            let model = match name.unwrap_or(ModelName::Transformer) {
+                ModelName::Transformer => {
+                    ModelConfig::Transformer(TransformerConfig::email(vocab, max_len))
+                }
+                ModelName::Rnn => ModelConfig::Rnn(RnnConfig::email(vocab)),
+                ModelName::Bigram => {
+                    ModelConfig::Ngram(NgramConfig { vocab_size: vocab, order: 2, smoothing: None })
+                }
+                ModelName::Ngram => ModelConfig::Ngram(NgramConfig {
+                    vocab_size: vocab,
+                    order: args.order,
+                    smoothing: None,
+                }),
+            };
+            TrainConfig { model, train: train::Recipe::default() }
+        }
+    };
+    if config.model.vocab_size() == 0 {
+        config.model = config.model.with_vocab_size(vocab);
+    }
+    if config.model.vocab_size() != vocab {
+        return Err(CliError::input(format!(
+            "vocab_size is {}, but the data's tokenizer has {vocab} entries; leave it away or set it so",
+            config.model.vocab_size()
+        )));
+    }
+    args.recipe.apply(&mut config.train);
+    config.train.check().map_err(CliError::input)?;
+    config.model.check().map_err(CliError::input)?;
+    Ok(config)
+}
+
+/// Trains as told.
+pub fn run(args: TrainArgs) -> Result<(), CliError> {
+    let data = Dataset::open(&args.data).map_err(CliError::input)?;
+    let config = config(&args, &data)?;
+    if args.out.exists() && !args.resume {
+        if !args.force {
+            return Err(CliError::input(format!(
+                "{} exists; give --resume to go on, --force to replace it, or another --out",
+                args.out.display()
+            )));
+        }
+        std::fs::remove_dir_all(&args.out)
+            .map_err(|e| CliError::failed(format!("{}: {e}", args.out.display())))?;
+    }
+    let summary = match &config.model {
+        ModelConfig::Ngram(ngram) => count(&args, &config, ngram, &data)?,
+        _ => descend(&args, &config, &data)?,
+    };
+    let text = json(&summary.json)?;
+    let path = args.out.join("result.json");
+    std::fs::write(&path, &text)
+        .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+    if let Some(report) = &summary.ledger {
+        let path = args.out.join("ledger.json");
+        std::fs::write(&path, json(report)?)
+            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+    }
+    if args.json {
+        term::print(&text);
+    } else {
+        term::print(&summary.text);
+        if let Some(report) = summary.ledger.filter(|_| args.ledger) {
+            term::print(&ledger_table(&report));
+        }
+    }
+    Ok(())
+}
+
+struct Summary {
+    json: serde_json::Value,
+    text: String,
+    ledger: Option<Report>,
+}
+
+/// Gradient descent, in a run folder.
+fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Summary, CliError> {
+    let team = team(args.threads)?;
+    let runtime = ledger::resident_bytes();
+    let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
+    let longest = Sequences::longest(train).max(Sequences::longest(valid));
+    let plan = Trainer::plan(config, longest, team.threads()).map_err(CliError::input)?;
+    let stop = crate::stop::on_signals()?;
+    let tokenizer = data.tokenizer().to_bytes();
+    let options = RunOptions {
+        config,
+        train,
+        valid,
+        tokenizer: &tokenizer,
+        data_hash: data.tokenizer().sha256(),
+        dir: &args.out,
+        resume: args.resume,
+        team: &team,
+        stop: &stop,
+    };
+    let total = train::total_steps(config, Sequences::len(train));
+    let mut progress = Progress::new(total, args.quiet || args.json);
+    let outcome = train::run(&options, &mut |event| show(&mut progress, event));
+    progress.finish();
+    let Outcome { trainer, state, stopped_by } = outcome.map_err(|e| match e {
+        train::Error::NotFinite { .. } => CliError::failed(e),
+        e => CliError::input(e),
+    })?;
+    if let Some(signal) = stopped_by {
+        return Err(CliError::stopped(
+            signal,
+            format!(
+                "stopped at step {} of {total}; the same command with --resume goes on",
+                state.step
+            ),
+        ));
+    }
+    let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    let parameters = trainer.model.layout().count();
+    let speed = state.tokens as f64 / state.seconds.max(1e-9);
+    let json = json!({
+        "model": config.model.kind(),
+        "parameters": parameters,
+        "parameter_bytes": 4 * parameters,
+        "valid_loss_nats": state.best_loss,
+        "best_step": state.best_step,
+        "steps": state.step,
+        "train_tokens": state.tokens,
+        "train_seconds": state.seconds,
+        "tokens_per_second": speed,
+        "peak_process_bytes": report.peak_process_bytes,
+        "predicted_process_bytes": report.predicted_process_bytes,
+        "clipped_steps": state.clipped,
+        "skipped_steps": state.skipped,
+        "synthetic": data.manifest().synthetic,
+        "threads": team.threads(),
+        "isa": kernels::Isa::current().name(),
+        "curve": state.curve,
+    });
+    let text = format!(
+        "{} with {} parameters: validation loss {} nats/token at step {} of {}\n{} tokens in {}: {} tokens/s; peak memory {}\nrun folder: {}\n",
+        config.model.kind(),
+        thousands(parameters as u64),
+        state.best_loss.map_or("none".to_owned(), |l| format!("{l:.4}")),
+        state.best_step,
+        state.step,
+        thousands(state.tokens),
+        term::duration(state.seconds),
+        thousands(speed as u64),
+        mib(report.peak_process_bytes),
+        args.out.display(),
+    );
+    Ok(Summary { json, text, ledger: Some(report) })
+}
+
+fn show(progress: &mut Progress, event: Event) {
+    match event {
+        Event::Step { state, total, report, rate } => progress.at(state.step, total, || {
+            let speed = state.tokens as f64 / state.seconds.max(1e-9);
+            let loss = report.loss_sum / report.targets.max(1) as f64;
+            let left = state.seconds / state.step as f64 * (total - state.step) as f64;
+            format!(
+                "loss {loss:.3} rate {rate:.1e} {} tokens/s, {} left",
+                thousands(speed as u64),
+                term::duration(left)
+            )
+        }),
+        Event::Evaluated { point, best } => progress.say(&format!(
+            "step {:>6}  train {:.4}  valid {:.4} nats/token{}",
+            point.step,
+            point.train_loss,
+            point.valid_loss,
+            if best { "  best" } else { "" }
+        )),
+        Event::PassedOver(error) => progress.say(&format!("checkpoint passed over: {error}")),
+        Event::Resumed(state) => progress.say(&format!("resumed at step {}", state.step)),
+    }
+}
+
+/// Counts, smoothing chosen on the validation side.
+fn count(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    ngram: &NgramConfig,
+    data: &Dataset,
+) -> Result<Summary, CliError> {
+    let started = Instant::now();
+    let train = data.side(Side::Train);
+    let mut counter = Counter::new(ngram).map_err(CliError::input)?;
+    let mut ids = Vec::new();
+    for i in 0..Sequences::len(train) {
+        train.copy(i, &mut ids);
+        counter.add(&ids);
+    }
+    let mut model = counter.finish();
+    let valid = data.side(Side::Valid);
+    let held: Vec<Vec<u32>> = (0..Sequences::len(valid))
+        .map(|i| {
+            let mut ids = Vec::new();
+            valid.copy(i, &mut ids);
+            ids
+        })
+        .collect();
+    let trials = model.choose(held.iter().map(Vec::as_slice));
+    let seconds = started.elapsed().as_secs_f64();
+    std::fs::create_dir_all(&args.out)
+        .map_err(|e| CliError::failed(format!("{}: {e}", args.out.display())))?;
+    let saved = ModelConfig::Ngram(model.config().clone());
+    train::write_description(&args.out, &saved, &data.tokenizer().to_bytes())
+        .map_err(CliError::failed)?;
+    train::write_counts(&args.out, &model).map_err(CliError::failed)?;
+    let best = trials.iter().map(|t| t.loss).fold(f64::INFINITY, f64::min);
+    let json = json!({
+        "model": saved.kind(),
+        "parameters": model.dense_parameters(),
+        "nonzero_parameters": model.nonzero_parameters(),
+        "parameter_bytes": model.bytes(),
+        "valid_loss_nats": best.is_finite().then_some(best),
+        "smoothing": model.smoothing(),
+        "trials": trials.iter().map(|t| json!({"smoothing": t.smoothing, "valid_loss_nats": t.loss.is_finite().then_some(t.loss)})).collect::<Vec<_>>(),
+        "train_tokens": Sequences::targets(train),
+        "train_seconds": seconds,
+        "tokens_per_second": Sequences::targets(train) as f64 / seconds.max(1e-9),
+        "peak_process_bytes": ledger::peak_bytes(),
+        "synthetic": data.manifest().synthetic,
+        "seed": config.train.seed,
+    });
+    let text = format!(
+        "{} with {} counts ({} possible), smoothing {:?}: validation loss {best:.4} nats/token\nrun folder: {}\n",
+        saved.kind(),
+        thousands(model.nonzero_parameters()),
+        thousands(model.dense_parameters()),
+        model.smoothing(),
+        args.out.display(),
+    );
+    Ok(Summary { json, text, ledger: None })
+}
+
+/// Predicted and measured bytes, term by term.
+pub fn ledger_table(report: &Report) -> String {
+    let mut out = format!("{:<16}{:>14}{:>14}{:>9}\n", "term", "predicted", "measured", "ratio");
+    let mut row = |term: &str, predicted: u64, measured: u64| {
+        let ratio = measured as f64 / predicted.max(1) as f64;
+        out += &format!("{term:<16}{:>14}{:>14}{ratio:>9.3}\n", mib(predicted), mib(measured));
+    };
+    for r in &report.rows {
+        row(r.term, r.predicted_bytes, r.measured_bytes);
+    }
+    row("whole process", report.predicted_process_bytes, report.peak_process_bytes);
+    out + &format!(
+        "unexplained: {:.1} MiB at the moment of the peak\n",
+        report.unexplained_bytes as f64 / (1 << 20) as f64
+    )
+}
