@@ -112,12 +112,14 @@ def process_memory(key):
 
 
 def random_ids(rows, columns, vocabulary):
-    """The batch that both sides train on: number k = row * columns + column of SplitMix64 from seed 1,
-    brought below `vocabulary` by multiply-high."""
-    mask, out = (1 << 64) - 1, []
-    for k in range(1, rows * columns + 1):
-        z = (1 + k * 0x9E3779B97F4A7C15) & mask
+    """The batch that both sides train on: the id of (row, column) is mix(1 ^ mix(1000 row + column)) modulo
+    `vocabulary`, where mix is one step of SplitMix64, as in `autoreg bench`."""
+    mask = (1 << 64) - 1
+
+    def mix(x):
+        z = (x + 0x9E3779B97F4A7C15) & mask
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        out.append(((z ^ (z >> 31)) * vocabulary) >> 64)
-    return [out[row * columns:(row + 1) * columns] for row in range(rows)]
+        return z ^ (z >> 31)
+
+    return [[mix(1 ^ mix(1000 * row + column)) % vocabulary for column in range(columns)] for row in range(rows)]
