@@ -39,6 +39,11 @@ enum Command {
     Train(cmd::train::TrainArgs),
     /// Score a model on one side of a data set: nats/token, perplexity, exact accuracy
     Eval(cmd::eval::EvalArgs),
+    /// Train and score several models on the same data and report what can be concluded
+    Compare(cmd::compare::CompareArgs),
+    /// One run of a comparison, in a process of its own
+    #[command(hide = true)]
+    CompareRun(cmd::compare::WorkerArgs),
     /// Measure speed and memory on random tokens
     Bench(cmd::bench::BenchArgs),
 }
@@ -49,6 +54,8 @@ fn main() -> ExitCode {
         Command::Data(args) => cmd::data::run(args),
         Command::Train(args) => cmd::train::run(args),
         Command::Eval(args) => cmd::eval::run(args),
+        Command::Compare(args) => cmd::compare::run(&args),
+        Command::CompareRun(args) => cmd::compare::run_one(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });
     match done {

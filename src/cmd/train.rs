@@ -164,7 +164,7 @@ fn read_config(path: &Path) -> Result<TrainConfig, CliError> {
 }
 
 /// «unknown field `x`, expected one of `a`, `b`» with the nearest named first.
-fn explain_unknown(message: &str) -> String {
+pub(crate) fn explain_unknown(message: &str) -> String {
     let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut words = message.split('`').skip(1).step_by(2);
     if !message.starts_with("unknown ") {

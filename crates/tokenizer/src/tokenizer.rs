@@ -1,18 +1,19 @@
 //! The tokenizer: a `tokenizer.json` in use.
 //!
-//! Encoding is the Hugging Face library's, except for word-level files that this crate wrote, which
-//! go through a quicker scanner with the same result. Decoding is this crate's own (see
+//! Encoding is the Hugging Face library's, except for files of the two kinds that this crate writes:
+//! those go through quicker scanners with the same result. Decoding is this crate's own (see
 //! `decode.rs`), so that a stream and a whole text are the same.
 
 use crate::{
-    Error,
-    decode::DecodeRule,
+    Error, Pieces,
+    decode::{DecodeRule, char_of},
     specials::Specials,
     words::{self, WordEncoder},
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{collections::HashSet, fmt, path::Path, sync::Arc};
+use tokenizers::Model;
 
 /// Text to ids and back. Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -22,13 +23,23 @@ pub struct Tokenizer {
 
 struct Inner {
     library: tokenizers::Tokenizer,
-    quick: Option<WordEncoder>,
+    quick: Quick,
     rule: DecodeRule,
     specials: Specials,
     hidden: HashSet<u32>,
     tokens: Vec<Option<String>>,
     bytes: Vec<u8>,
     sha256: String,
+}
+
+/// How text is cut before the vocabulary is looked at.
+enum Quick {
+    /// Lower-cased words and marks, looked up.
+    Words(WordEncoder),
+    /// Byte-level pieces, each given to the library's merges.
+    Pieces,
+    /// All by the library.
+    No,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -70,7 +81,7 @@ impl Tokenizer {
         let unk_name = value["model"]["unk_token"].as_str();
         specials.unk = unk_name.and_then(|name| library.token_to_id(name)).or(specials.unk);
         let hidden = hidden_ids(&library, specials.unk);
-        let quick = quick_encoder(&value, &library, specials.unk);
+        let quick = quick(&value, &library, specials.unk);
         let sha256 = hex(&Sha256::digest(bytes));
         let bytes = bytes.to_vec();
         let inner = Inner { library, quick, rule, specials, hidden, tokens, bytes, sha256 };
@@ -90,8 +101,10 @@ impl Tokenizer {
 
     /// The first `limit` ids of [`encode`](Self::encode).
     pub fn encode_at_most(&self, text: &str, limit: usize) -> Vec<u32> {
-        if let Some(quick) = &self.inner.quick {
-            return quick.encode(text, limit);
+        match &self.inner.quick {
+            Quick::Words(words) => return words.encode(text, limit),
+            Quick::Pieces => return self.encode_pieces(text, limit),
+            Quick::No => {}
         }
         let mut ids = match self.inner.library.encode_fast(text, false) {
             Ok(encoding) => encoding.get_ids().to_vec(),
@@ -99,6 +112,22 @@ impl Tokenizer {
             // in every library; here the whole text gives nothing rather than something wrong.
             Err(_) => Vec::new(),
         };
+        ids.truncate(limit);
+        ids
+    }
+
+    fn encode_pieces(&self, text: &str, limit: usize) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let mut piece = String::new();
+        for bytes in Pieces::new(text) {
+            if ids.len() >= limit {
+                break;
+            }
+            piece.clear();
+            piece.extend(bytes.bytes().map(char_of));
+            let tokens = self.inner.library.get_model().tokenize(&piece).unwrap_or_default();
+            ids.extend(tokens.into_iter().map(|token| token.id));
+        }
         ids.truncate(limit);
         ids
     }
@@ -205,26 +234,29 @@ fn hidden_ids(library: &tokenizers::Tokenizer, unk: Option<u32>) -> HashSet<u32>
     special.filter(|&id| Some(id) != unk).collect()
 }
 
-/// The quick word encoder, where the file says exactly what this crate writes.
-fn quick_encoder(
-    value: &Value,
-    library: &tokenizers::Tokenizer,
-    unk: Option<u32>,
-) -> Option<WordEncoder> {
-    let split = &value["pre_tokenizer"];
-    let ours = value["model"]["type"] == "WordLevel"
-        && value["normalizer"]["type"] == "Lowercase"
+/// The quick way, where the file says exactly what this crate writes.
+fn quick(value: &Value, library: &tokenizers::Tokenizer, unk: Option<u32>) -> Quick {
+    let added = value["added_tokens"].as_array();
+    let special = added.is_none_or(|list| list.iter().all(|token| token["special"] == true));
+    if !special || !value["post_processor"].is_null() {
+        return Quick::No;
+    }
+    let (normal, split, model) = (&value["normalizer"], &value["pre_tokenizer"], &value["model"]);
+    let words = model["type"] == "WordLevel"
+        && normal["type"] == "Lowercase"
         && split["type"] == "Split"
         && split["pattern"]["Regex"] == words::PATTERN
         && split["behavior"] == "Removed"
-        && split["invert"] == true
-        && value["post_processor"].is_null();
-    let added = value["added_tokens"].as_array();
-    let special = added.is_none_or(|list| list.iter().all(|token| token["special"] == true));
-    let vocabulary = library.get_vocab(false);
+        && split["invert"] == true;
+    let pieces = model["type"] == "BPE"
+        && normal.is_null()
+        && split["type"] == "ByteLevel"
+        && split["add_prefix_space"] == false
+        && split["use_regex"] == true;
     match unk {
-        Some(unk) if ours && special => Some(WordEncoder::new(vocabulary, unk)),
-        _ => None,
+        Some(unk) if words => Quick::Words(WordEncoder::new(library.get_vocab(false), unk)),
+        _ if pieces => Quick::Pieces,
+        _ => Quick::No,
     }
 }
 

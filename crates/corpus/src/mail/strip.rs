@@ -140,24 +140,23 @@ fn field(line: &str) -> Option<u8> {
 fn header_block(lines: &[&str]) -> bool {
     let Some(first) = field(lines[0]) else { return false };
     let mut seen = first;
-    // The list of those it went to may be long; fields themselves are not far apart.
-    let mut since = 0;
-    for line in lines[1..].iter().take(60) {
+    // The list of those it went to may be very long; other lines between fields are few.
+    let mut other = 0;
+    for line in &lines[1..] {
         match field(line) {
             Some(bit) => {
                 seen |= bit;
-                since = 0;
+                other = 0;
             }
-            None => since += 1,
+            None if seen & 6 != 0 && line.contains(['@', ',', '/', '<']) => other = 0,
+            None => other += 1,
         }
         let from = seen & 1 != 0 && (seen & !1).count_ones() >= 2;
         let notes = seen & 2 != 0 && seen & 8 != 0;
         if from || notes {
             return true;
         }
-        let list_goes_on =
-            seen & 2 != 0 && (line.contains('@') || line.contains(',') || line.contains('/'));
-        if since > 3 && !list_goes_on {
+        if other > 3 {
             return false;
         }
     }
@@ -167,37 +166,48 @@ fn header_block(lines: &[&str]) -> bool {
 /// Goes up from a header block over the name and date lines that Notes writes above it.
 fn block_start(lines: &[&str], block: usize) -> usize {
     let mut start = block;
-    let mut at = block;
-    let mut seen_date = false;
-    while at > 0 && block - at < 8 {
-        let line = lines[at - 1].trim();
-        if line.is_empty() || field(line).is_some() {
-            at -= 1;
-            if !line.is_empty() {
-                start = at;
+    let (mut seen_date, mut seen_name) = (false, false);
+    for at in (block.saturating_sub(12)..block).rev() {
+        let line = lines[at].trim();
+        let known = match line {
+            "" if seen_date && seen_name => break,
+            "" => continue,
+            line if field(line).is_some() => true,
+            line if is_notes_address(line) => {
+                seen_name = true;
+                true
             }
-        } else if !seen_date && line.len() < 120 && has_date_time(line) {
-            seen_date = true;
-            at -= 1;
-            start = at;
-            // `NAME on DATE` in one line is all of it.
-            if line.contains(" on ") || line.contains('@') || line.contains('"') {
-                break;
+            line if !seen_date && line.len() < 120 && has_date_time(line) => {
+                seen_date = true;
+                // `NAME on DATE` in one line is all of it.
+                seen_name |= line.contains(" on ") || line.contains('@') || line.contains('"');
+                true
             }
-        } else if !seen_date && at == block && line.len() < 60 && wraps_date(line) {
-            at -= 1;
+            line if line.len() < 25 && has_date_time(line) => true,
+            line => at + 1 == block && line.len() < 60 && wraps_date(line),
+        };
+        if known {
             start = at;
-        } else if seen_date && line.len() < 80 {
-            start = at - 1;
-            break;
-        } else {
-            break;
+            continue;
         }
+        if seen_date && !seen_name && line.len() < 80 {
+            start = at;
+        }
+        break;
     }
     while start > 0 && lines[start - 1].trim().is_empty() {
         start -= 1;
     }
     start
+}
+
+/// `First Last@ORGANISATION` or `First Last/UNIT/ORGANISATION@ORGANISATION` alone.
+fn is_notes_address(line: &str) -> bool {
+    line.len() < 80
+        && !line.ends_with(['.', '?', '!', ':'])
+        && line.split_once('@').is_some_and(|(name, domain)| {
+            name.contains(' ') && !domain.is_empty() && !domain.trim().contains(['.', ' '])
+        })
 }
 
 /// The second half of a date that was wrapped: `12:00 PM` alone.
