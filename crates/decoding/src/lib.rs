@@ -28,6 +28,7 @@ mod row;
 mod rule;
 mod score;
 mod settings;
+pub mod stop;
 
 pub use decide::{Choice, Draw, Scratch, decide};
 pub use error::{DecodeError, RulesError};

@@ -131,3 +131,74 @@ fn exp(x: f32) -> f32 {
     let polynomial = ((((c5 * g + c4) * g + c3) * g + c2) * g + c1) * g + c0;
     f32::from_bits(polynomial.to_bits().wrapping_add(rounded.to_bits() << 23))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Counter;
+
+    /// A row whose logits look like a model's: a bulk and a few that stand out.
+    fn logits(width: u64, spread: f64, seed: u64) -> Vec<f32> {
+        let noise = Counter { seed, stream: 0 };
+        let bell = |i: u64| (0..6).map(|j| noise.uniform(i * 6 + j)).sum::<f64>() - 3.0;
+        (0..width).map(|i| (bell(i) * spread) as f32).collect()
+    }
+
+    #[test]
+    fn the_polynomial_stays_within_its_bound() {
+        let mut worst = 0.0_f64;
+        for i in 0..=870_000 {
+            let x = -(i as f32) * 1e-4;
+            let exact = f64::from(x).exp();
+            let relative = (f64::from(exp(x)) - exact).abs() / exact;
+            let bound = 2e-7 + 1.5e-7 * f64::from(-x);
+            assert!(relative <= bound, "exp({x}) is off by {relative:e}, bound {bound:e}");
+            worst = worst.max(relative / bound);
+        }
+        assert!(worst > 0.05, "the bound says nothing: {worst}");
+        assert_eq!(exp(0.0), 1.0);
+    }
+
+    #[test]
+    fn wide_sums_stay_within_the_error_they_state() {
+        for (spread, seed) in [(0.01, 1), (1.0, 2), (4.0, 3), (15.0, 4)] {
+            for width in [2049, 4096, 32_000, 151_936] {
+                let row = logits(width, spread, seed);
+                let top = scan(&row, &mut Vec::new()).top;
+                for temperature in [0.05, 0.7, 1.0, 3.0, 1e6] {
+                    let fast = moments(&row, top, temperature);
+                    let exact = exact_moments(&row, top, temperature);
+                    let relative = (fast.mass - exact.mass).abs() / exact.mass;
+                    assert!(relative <= fast.error, "{relative:e} above {:e}", fast.error);
+                    assert!(relative < 1e-6, "log-probabilities would be off by {relative:e}");
+                    let scale = 1.0 + exact.log_moment.abs();
+                    let moment = (fast.log_moment - exact.log_moment).abs() / scale;
+                    assert!(moment < 2e-6, "the moment is off by {moment:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_tokens_add_nothing_to_a_wide_sum() {
+        let mut row = logits(5000, 3.0, 9);
+        let top = scan(&row, &mut Vec::new()).top;
+        let all = exact_moments(&row, top, 1.0).mass;
+        row.extend([f32::NEG_INFINITY; 777]);
+        let relative = (wide_moments(&row, top, 1.0).mass - all).abs() / all;
+        assert!(relative < 1e-6, "{relative:e}");
+    }
+
+    #[test]
+    fn a_scan_sees_every_entry() {
+        for width in [1, 15, 16, 17, 1023, 1024, 1025, 4111] {
+            for place in 0..width {
+                let mut row = vec![1.0_f32; width];
+                row[place] = 2.0;
+                assert_eq!(scan(&row, &mut Vec::new()), Scan { top: 2.0, all_numbers: true });
+                row[place] = f32::NAN;
+                assert!(!scan(&row, &mut Vec::new()).all_numbers, "{place} of {width}");
+            }
+        }
+    }
+}
