@@ -76,6 +76,9 @@ pub struct Explained {
     pub id: u32,
     /// Its logit as given, in nats (the logarithm of a given probability).
     pub logit: f64,
+    /// Its logit after the edits; −inf (null in JSON) where it was forbidden.
+    #[serde(deserialize_with = "null_is_impossible")]
+    pub edited_logit: f64,
     /// Its probability under the model, before any rule.
     pub model_probability: f64,
     /// After edits and temperature, before any filter; 0 where it was forbidden.
@@ -86,6 +89,10 @@ pub struct Explained {
     pub interval: Option<[f64; 2]>,
     /// Index in [`Explanation::rules`] of the rule that dropped it, if one did.
     pub dropped_by: Option<usize>,
+}
+
+fn null_is_impossible<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NEG_INFINITY))
 }
 
 impl Explanation {
@@ -208,6 +215,7 @@ impl<S: Score> Teller<'_, S> {
         Explained {
             id: candidate.id,
             logit: raw.to_logit(),
+            edited_logit: candidate.score.to_logit(),
             model_probability: raw.weight(model.top, 1.0) / model.mass,
             tempered_probability: 0.0,
             probability: 0.0,

@@ -1,0 +1,2 @@
+//! The commands, one file each.
+pub mod from_logits;
