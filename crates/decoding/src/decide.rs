@@ -9,7 +9,7 @@ use crate::error::DecodeError;
 use crate::history::History;
 use crate::order::{Candidate, Order};
 use crate::random::Counter;
-use crate::row::{Scan, scan};
+use crate::row::scan;
 use crate::rule::{Rule, Rules};
 use crate::score::{Moments, Score};
 
@@ -154,28 +154,29 @@ impl Step<'_> {
         let (edits, shapers) = self.rules.chain().split_at(self.rules.num_edits());
         self.check_width(row.len())?;
         buffers.reserve(row.len());
-        let mut scanned = scan(row, &mut buffers.maxima);
-        self.check_scores(row, scanned, S::WHAT)?;
-        let raw_top = scanned.top;
-        if raw_top == S::IMPOSSIBLE {
-            return Err(DecodeError::AllImpossible { step: self.step, vocabulary: row.len() });
-        }
-        let moments = S::moments(row, raw_top, 1.0);
+        let raw_top = scan(row, &mut buffers.maxima);
+        // A best score that is no number to reckon with would spoil the sums.
+        let is_sound = raw_top.is_sound() && raw_top > S::IMPOSSIBLE;
+        let moments = is_sound.then(|| S::moments(row, raw_top, 1.0));
+        let Some(moments) = moments.filter(|sums| !sums.log_moment.is_nan()) else {
+            return Err(self.unsound(row, S::WHAT));
+        };
         let model = Model::new(raw_top, moments);
 
         let unedited = edits.is_empty() && self.history.mask().is_none();
         let Buffers { edited, maxima, work, list, counts } = buffers;
-        let shaped_row = if unedited {
-            row
+        let (shaped_row, top) = if unedited {
+            (row, raw_top)
         } else {
             edited.clear();
             edited.extend_from_slice(row);
             self.edit(edits, edited, counts, trace)?;
-            scanned = scan(edited, maxima);
-            self.check_scores(edited, scanned, "edited logit")?;
-            edited.as_slice()
+            let top = scan(edited, maxima);
+            if !top.is_sound() {
+                return Err(self.unsound(edited, "edited logit"));
+            }
+            (edited.as_slice(), top)
         };
-        let top = scanned.top;
         if top == S::IMPOSSIBLE {
             return Err(DecodeError::AllForbidden { step: self.step, vocabulary: row.len() });
         }
@@ -252,24 +253,20 @@ impl Step<'_> {
         }
     }
 
-    /// Looks for the first bad entry only where the scan saw that there is one.
-    pub fn check_scores<S: Score>(
-        &self,
-        row: &[S],
-        scanned: Scan<S>,
-        what: &'static str,
-    ) -> Result<(), DecodeError> {
-        if scanned.all_numbers && scanned.top.is_sound() {
-            return Ok(());
+    /// What is wrong with a row that cannot be used: its first bad entry, or that it has no
+    /// possible token.
+    pub fn unsound<S: Score>(&self, row: &[S], what: &'static str) -> DecodeError {
+        let (step, vocabulary) = (self.step, row.len());
+        match row.iter().position(|score| !score.is_sound()) {
+            None => DecodeError::AllImpossible { step, vocabulary },
+            Some(place) => DecodeError::NotFinite {
+                step,
+                id: u32::try_from(place).unwrap_or(u32::MAX),
+                vocabulary,
+                what,
+                found: row[place].value(),
+            },
         }
-        let bad = row.iter().position(|score| !score.is_sound()).unwrap_or(0);
-        Err(DecodeError::NotFinite {
-            step: self.step,
-            id: u32::try_from(bad).unwrap_or(u32::MAX),
-            vocabulary: row.len(),
-            what,
-            found: row[bad].value(),
-        })
     }
 }
 

@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 pub(crate) struct Moments {
     /// Σ weight.
     pub mass: f64,
-    /// Σ weight · log-weight, where weight is taken relative to the best token's.
+    /// Σ weight · log-weight, the latter relative to the best token. NaN if an entry is.
     pub log_moment: f64,
     /// Bound on the relative error of `mass`; 0 for a plain f64 sum.
     pub error: f64,
@@ -52,7 +52,8 @@ pub(crate) fn exact_moments<S: Score>(row: &[S], top: S, temperature: f64) -> Mo
     let (mut mass, mut log_moment) = (0.0, 0.0);
     for score in row {
         let weight = score.weight(top, temperature);
-        if weight > 0.0 {
+        // A NaN passes on into the moment.
+        if weight != 0.0 {
             mass += weight;
             log_moment += weight * score.log_weight(top, temperature);
         }
