@@ -152,7 +152,7 @@ impl<S: Score> Shape<'_, S> {
             _ => {
                 let moments = match self.whole {
                     Some((temperature, moments)) if temperature == self.temperature => moments,
-                    _ => S::moments(self.row, self.top, self.temperature),
+                    _ => S::survey(self.row, self.temperature, None).moments,
                 };
                 self.whole = Some((self.temperature, moments));
                 Mass { total: moments.mass, error: moments.error }

@@ -11,7 +11,7 @@ use crate::order::{Candidate, Order};
 use crate::random::Counter;
 use crate::row::scan;
 use crate::rule::{Rule, Rules};
-use crate::score::{Moments, Score};
+use crate::score::{Moments, Score, Survey};
 
 /// The token chosen at a step and what is said of it. Logarithms are natural.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -154,13 +154,11 @@ impl Step<'_> {
         let (edits, shapers) = self.rules.chain().split_at(self.rules.num_edits());
         self.check_width(row.len())?;
         buffers.reserve(row.len());
-        let raw_top = scan(row, &mut buffers.maxima);
-        // A best score that is no number to reckon with would spoil the sums.
-        let is_sound = raw_top.is_sound() && raw_top > S::IMPOSSIBLE;
-        let moments = is_sound.then(|| S::moments(row, raw_top, 1.0));
-        let Some(moments) = moments.filter(|sums| !sums.log_moment.is_nan()) else {
+        let Survey { top: raw_top, moments } = S::survey(row, 1.0, Some(&mut buffers.maxima));
+        let is_possible = raw_top.is_sound() && raw_top > S::IMPOSSIBLE;
+        if !is_possible || moments.log_moment.is_nan() {
             return Err(self.unsound(row, S::WHAT));
-        };
+        }
         let model = Model::new(raw_top, moments);
 
         let unedited = edits.is_empty() && self.history.mask().is_none();

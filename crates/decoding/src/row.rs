@@ -1,26 +1,26 @@
-//! The two passes over a whole row: best scores of interleaved lanes, and the softmax sums.
-//! Plain loops over fixed lanes that the compiler turns into vector code; the lanes and the tree
-//! of the sums do not depend on the width of the vectors, so neither do the bits.
+//! The passes over a whole row: best scores of interleaved lanes, and the softmax sums, together
+//! where both are needed. Plain loops over fixed lanes that the compiler turns into the widest
+//! vector code the processor has (chosen at run time); lanes, order of sums and fused operations
+//! are the same on each, and so are the bits.
 //!
-//! The sums of a wide row use a polynomial exponential: x = (z − top)/T is taken to base 2 and split
-//! into an integer and g in [−1/2, 1/2]; 2^g is a polynomial of degree 5 (relative error below
-//! 2e-7) whose exponent bits take the integer. Lanes add 32 terms in f32, then go into f64.
-//! The rounding of the argument costs |x|·1.5e-7 a term, the lanes 2e-6 at the very worst, and so
-//! the sum is within [`Moments::error`] = 3e-6 + 1.5e-7·E|x| of the exact one, where E|x| comes
-//! out of the pass itself. A filter or draw whose boundary lies within that error is decided
-//! again with the plain f64 sum, so an approximate sum never changes which token is chosen.
+//! The sums of a wide row use a polynomial exponential. x = (z − top)/T is taken to base 2,
+//! relative to a running reference that changes in steps of whole powers of two, which scale
+//! exactly, and split into an integer and g in [−1/2, 1/2]; 2^g is a polynomial of degree 5
+//! (relative error below 2e-7) whose exponent bits take the integer. Lanes add 64 terms in f32,
+//! then go into f64. The rounding of the argument costs |x|·1.5e-7 a term, the lanes 4e-6 at the
+//! very worst, and so the sum is within [`Moments::error`] = 5e-6 + 1.5e-7·E|x| of the exact one,
+//! where E|x| comes out of the pass itself; in practice it is nearer than 1e-6. A filter or draw
+//! whose boundary lies within that error is decided again with the plain f64 sum, so that an
+//! approximate sum never changes which tokens are kept or chosen.
 
-use crate::score::{Moments, Score, exact_moments};
+use crate::score::{Moments, Score, Survey, exact_survey};
 
 /// Lanes of a pass: four SSE2, two AVX2 or one AVX-512 register of f32.
 pub(crate) const LANES: usize = 16;
-/// Groups of lanes in a chunk of the scan.
+/// Groups of lanes in a chunk, and so terms that a lane adds in f32 before it goes into f64.
 const SCAN_GROUPS: usize = 64;
-/// Entries in a chunk of the scan.
+/// Entries in a chunk.
 pub(crate) const SCAN_CHUNK: usize = LANES * SCAN_GROUPS;
-/// Terms that a lane adds in f32 before it goes into f64.
-const SUM_GROUPS: usize = 32;
-const SUM_CHUNK: usize = LANES * SUM_GROUPS;
 /// Rows up to this width are summed with f64 exponentials; it costs no more than tens of µs.
 const EXACT_WIDTH: usize = 2048;
 
@@ -44,30 +44,33 @@ impl<S: Score> pulp::WithSimd for ScanPass<'_, S> {
     #[inline(always)]
     fn with_simd<A: pulp::Simd>(self, _: A) {
         for chunk in self.row.chunks(SCAN_CHUNK) {
-            let mut best = [S::IMPOSSIBLE; LANES];
-            let (groups, rest) = chunk.as_chunks::<LANES>();
-            for group in groups {
-                for lane in 0..LANES {
-                    best[lane] = if group[lane] > best[lane] { group[lane] } else { best[lane] };
-                }
-            }
-            for (best, &score) in best.iter_mut().zip(rest) {
-                *best = if score > *best { score } else { *best };
-            }
-            self.maxima.extend_from_slice(&best);
+            self.maxima.extend_from_slice(&best_lanes(chunk));
         }
     }
 }
 
-/// Softmax sums of a row of logits whose best is `top`.
-pub(crate) fn moments(row: &[f32], top: f32, temperature: f64) -> Moments {
-    if row.len() <= EXACT_WIDTH {
-        return exact_moments(row, top, temperature);
+/// Best score, lane maxima (if wanted) and softmax sums of a row of logits, in one pass.
+/// A row without a finite best has no sums worth reading.
+pub(crate) fn survey(
+    row: &[f32],
+    temperature: f64,
+    mut maxima: Option<&mut Vec<f32>>,
+) -> Survey<f32> {
+    let scale = std::f64::consts::LOG2_E / temperature;
+    // Beyond f32's range the best token has all the mass, or all have the same.
+    let scale = scale.clamp(f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX)) as f32;
+    if row.len() > EXACT_WIDTH {
+        let pass = SurveyPass { row, scale, maxima: maxima.as_deref_mut() };
+        if let Some(survey) = pulp::Arch::new().dispatch(pass) {
+            return survey;
+        }
     }
-    wide_moments(row, top, temperature)
+    exact_survey(row, temperature, maxima)
 }
 
-/// Weights below 2^−126 count as that: nothing, beside the best token's 1.
+/// Scaled logits up to this are still told apart by less than one step of an f32.
+const LARGEST_REFERENCE: f32 = 4_194_304.0;
+/// Weights below 2^−126 count as that: nothing, beside the best token's.
 const LEAST: f32 = -126.0;
 /// 1.5·2^23: adding it rounds to an integer and leaves that in the low bits.
 const ROUND: f32 = 12_582_912.0;
@@ -76,63 +79,129 @@ const ROUND: f32 = 12_582_912.0;
 const EXP2: [f32; 6] =
     [1.0, 0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
 
-fn wide_moments(row: &[f32], top: f32, temperature: f64) -> Moments {
-    // Beyond f32's range the best token has all the mass, or all have the same.
-    let scale = std::f64::consts::LOG2_E / temperature;
-    let scale = scale.clamp(f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX)) as f32;
-    let [mass, moment] = pulp::Arch::new().dispatch(SumPass { row, top, scale });
-    let log_moment = moment * std::f64::consts::LN_2;
-    Moments { mass, log_moment, error: 3e-6 + 1.5e-7 * (log_moment / mass).abs() }
-}
-
-/// Σ 2^t and Σ t·2^t over t = (z − top)·scale.
-struct SumPass<'a> {
+struct SurveyPass<'a> {
     row: &'a [f32],
-    top: f32,
+    /// To base 2 and by temperature.
     scale: f32,
+    maxima: Option<&'a mut Vec<f32>>,
 }
 
-impl pulp::WithSimd for SumPass<'_> {
-    type Output = [f64; 2];
+impl pulp::WithSimd for SurveyPass<'_> {
+    /// None where scaled logits are beyond [`LARGEST_REFERENCE`].
+    type Output = Option<Survey<f32>>;
 
     #[inline(always)]
-    fn with_simd<A: pulp::Simd>(self, _: A) -> [f64; 2] {
-        let (mut masses, mut moments) = ([0.0_f64; LANES], [0.0_f64; LANES]);
-        for chunk in self.row.chunks(SUM_CHUNK) {
-            let (mut mass, mut moment) = ([0.0_f32; LANES], [0.0_f32; LANES]);
-            let (groups, rest) = chunk.as_chunks::<LANES>();
-            for group in groups {
-                self.add(group, &mut mass, &mut moment);
-            }
-            if !rest.is_empty() {
-                let mut padded = [f32::NEG_INFINITY; LANES];
-                padded[..rest.len()].copy_from_slice(rest);
-                self.add(&padded, &mut mass, &mut moment);
-            }
-            for lane in 0..LANES {
-                masses[lane] += f64::from(mass[lane]);
-                moments[lane] += f64::from(moment[lane]);
-            }
+    fn with_simd<A: pulp::Simd>(mut self, _: A) -> Option<Survey<f32>> {
+        let mut sums = Sums { reference: f32::NEG_INFINITY, mass: 0.0, moment: 0.0 };
+        let mut top = f32::NEG_INFINITY;
+        if let Some(maxima) = &mut self.maxima {
+            maxima.clear();
         }
-        [masses.iter().sum(), moments.iter().sum()]
+        for chunk in self.row.chunks(SCAN_CHUNK) {
+            let best = best_lanes(chunk);
+            if let Some(maxima) = &mut self.maxima {
+                maxima.extend_from_slice(&best);
+            }
+            let chunk_top = best.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+            top = if chunk_top > top { chunk_top } else { top };
+            if chunk_top == f32::NEG_INFINITY {
+                // Nothing possible here, but perhaps a NaN.
+                let nan = chunk.iter().find(|z| z.is_nan());
+                sums.moment = nan.map_or(sums.moment, |&nan| f64::from(nan));
+                continue;
+            }
+            sums.refer_to((chunk_top * self.scale).round());
+            if sums.reference.abs() > LARGEST_REFERENCE {
+                return None;
+            }
+            let [mass, moment] = sum_chunk(chunk, self.scale, sums.reference);
+            sums.mass += mass;
+            sums.moment += moment;
+        }
+        Some(Survey { top: top.canonical(), moments: sums.relative_to(top, self.scale) })
     }
 }
 
-impl SumPass<'_> {
+/// Σ 2^t and Σ t·2^t over t = z·scale − reference.
+struct Sums {
+    reference: f32,
+    mass: f64,
+    moment: f64,
+}
+
+impl Sums {
+    /// Raises the reference, so that no weight is far above 1.
     #[inline(always)]
-    fn add(&self, group: &[f32; LANES], mass: &mut [f32; LANES], moment: &mut [f32; LANES]) {
+    fn refer_to(&mut self, reference: f32) {
+        if reference > self.reference {
+            if self.mass > 0.0 {
+                let shift = f64::from(self.reference) - f64::from(reference);
+                let factor = shift.exp2();
+                self.moment = (self.moment + shift * self.mass) * factor;
+                self.mass *= factor;
+            }
+            self.reference = reference;
+        }
+    }
+
+    fn relative_to(&self, top: f32, scale: f32) -> Moments {
+        let top = f64::from(top) * f64::from(scale) - f64::from(self.reference);
+        let factor = (-top).exp2();
+        let mass = self.mass * factor;
+        let log_moment = (self.moment - top * self.mass) * factor * std::f64::consts::LN_2;
+        Moments { mass, log_moment, error: 5e-6 + 1.5e-7 * (log_moment / mass).abs() }
+    }
+}
+
+#[inline(always)]
+fn best_lanes<S: Score>(chunk: &[S]) -> [S; LANES] {
+    let mut best = [S::IMPOSSIBLE; LANES];
+    let (groups, rest) = chunk.as_chunks::<LANES>();
+    for group in groups {
         for lane in 0..LANES {
-            let scaled = (group[lane] - self.top) * self.scale;
-            // In this order a NaN passes on into the moment.
-            let t = if scaled < LEAST { LEAST } else { scaled };
-            let weight = exp2(t);
-            mass[lane] += weight;
-            moment[lane] = weight.mul_add(t, moment[lane]);
+            best[lane] = if group[lane] > best[lane] { group[lane] } else { best[lane] };
         }
+    }
+    for (best, &score) in best.iter_mut().zip(rest) {
+        *best = if score > *best { score } else { *best };
+    }
+    best
+}
+
+#[inline(always)]
+fn sum_chunk(chunk: &[f32], scale: f32, reference: f32) -> [f64; 2] {
+    let (mut mass, mut moment) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    let (groups, rest) = chunk.as_chunks::<LANES>();
+    for group in groups {
+        add_group(group, scale, reference, &mut mass, &mut moment);
+    }
+    if !rest.is_empty() {
+        let mut padded = [f32::NEG_INFINITY; LANES];
+        padded[..rest.len()].copy_from_slice(rest);
+        add_group(&padded, scale, reference, &mut mass, &mut moment);
+    }
+    [mass.iter().copied().map(f64::from).sum(), moment.iter().copied().map(f64::from).sum()]
+}
+
+#[inline(always)]
+fn add_group(
+    group: &[f32; LANES],
+    scale: f32,
+    reference: f32,
+    mass: &mut [f32; LANES],
+    moment: &mut [f32; LANES],
+) {
+    for lane in 0..LANES {
+        let scaled = group[lane].mul_add(scale, -reference);
+        // In this order a NaN passes on into the moment.
+        let t = if scaled < LEAST { LEAST } else { scaled };
+        let weight = exp2(t);
+        mass[lane] += weight;
+        moment[lane] = weight.mul_add(t, moment[lane]);
     }
 }
 
-/// 2^t for t in [−126, 0]. Fused throughout, so that every instruction set gives the same bits.
+/// 2^t for t in [−126, 1]. Fused throughout, so that every instruction set gives the same bits.
 #[inline(always)]
 fn exp2(t: f32) -> f32 {
     let rounded = t + ROUND;
@@ -146,30 +215,8 @@ fn exp2(t: f32) -> f32 {
 mod tests {
     use super::*;
     use crate::random::Counter;
+    use crate::score::exact_moments;
 
-    #[test]
-    #[ignore]
-    fn time_passes() {
-        let row = logits(151_936, 4.0, 1);
-        let mut maxima = Vec::new();
-        let best = |name: &str, f: &mut dyn FnMut()| {
-            let mut t: Vec<f64> = (0..2000)
-                .map(|_| {
-                    let s = std::time::Instant::now();
-                    f();
-                    s.elapsed().as_secs_f64() * 1e6
-                })
-                .collect();
-            t.sort_by(f64::total_cmp);
-            println!("{name} min {:.1} p10 {:.1} median {:.1}", t[0], t[200], t[1000]);
-        };
-        best("scan", &mut || {
-            std::hint::black_box(scan(std::hint::black_box(&row), &mut maxima));
-        });
-        best("moments", &mut || {
-            std::hint::black_box(wide_moments(std::hint::black_box(&row), 16.0, 0.8));
-        });
-    }
     /// A row whose logits look like a model's: a bulk and a few that stand out.
     fn logits(width: u64, spread: f64, seed: u64) -> Vec<f32> {
         let noise = Counter { seed, stream: 0 };
@@ -196,9 +243,14 @@ mod tests {
         for (spread, seed) in [(0.01, 1), (1.0, 2), (4.0, 3), (15.0, 4)] {
             for width in [2049, 4096, 32_000, 151_936] {
                 let row = logits(width, spread, seed);
-                let top = scan(&row, &mut Vec::new());
+                let mut lanes = Vec::new();
+                let top = scan(&row, &mut lanes);
                 for temperature in [0.05, 0.7, 1.0, 3.0, 1e6] {
-                    let fast = moments(&row, top, temperature);
+                    let mut maxima = Vec::new();
+                    let survey = survey(&row, temperature, Some(&mut maxima));
+                    assert_eq!((survey.top, &maxima), (top, &lanes));
+                    let fast = survey.moments;
+                    assert!(fast.error > 0.0, "the wide pass was not taken");
                     let exact = exact_moments(&row, top, temperature);
                     let relative = (fast.mass - exact.mass).abs() / exact.mass;
                     assert!(relative <= fast.error, "{relative:e} above {:e}", fast.error);
@@ -212,13 +264,31 @@ mod tests {
     }
 
     #[test]
-    fn impossible_tokens_add_nothing_to_a_wide_sum() {
-        let mut row = logits(5000, 3.0, 9);
-        let top = scan(&row, &mut Vec::new());
-        let all = exact_moments(&row, top, 1.0).mass;
-        row.extend([f32::NEG_INFINITY; 777]);
-        let relative = (wide_moments(&row, top, 1.0).mass - all).abs() / all;
-        assert!(relative < 1e-6, "{relative:e}");
+    fn sums_do_not_depend_on_where_the_row_stands() {
+        // Impossible stretches, a best token at the end, rows far from 0.
+        let noise = logits(5000, 3.0, 9);
+        for offset in [0.0, -300.0, 250.0, 90_000.0] {
+            let mut row = vec![f32::NEG_INFINITY; 1500];
+            row.extend(noise.iter().map(|z| z + offset));
+            row.extend([f32::NEG_INFINITY; 2100]);
+            row.push(offset + 30.0);
+            let found = survey(&row, 1.0, None);
+            let exact = exact_moments(&row, found.top, 1.0);
+            let relative = (found.moments.mass - exact.mass).abs() / exact.mass;
+            assert_eq!(found.top, offset + 30.0);
+            assert!(found.moments.error > 0.0 && relative < 1e-6, "{offset}: {relative:e}");
+        }
+    }
+
+    #[test]
+    fn logits_beyond_the_scaled_range_take_the_plain_sum() {
+        for huge in [3e38_f32, -3e38] {
+            let mut row = vec![huge; 3000];
+            row[7] = huge / 2.0;
+            let found = survey(&row, 1.0, None);
+            let exact = exact_moments(&row, found.top, 1.0);
+            assert_eq!((found.moments, found.top), (exact, huge.max(huge / 2.0)));
+        }
     }
 
     #[test]
@@ -240,12 +310,15 @@ mod tests {
             for place in [0, width / 3, width / 2, width - 1] {
                 for bad in [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001)] {
                     row[place] = bad;
-                    let sums = moments(&row, 1.0, 1.0);
+                    let sums = survey(&row, 1.0, None).moments;
                     assert!(sums.log_moment.is_nan(), "{place} of {width}: {sums:?}");
                     row[place] = 1.0;
                 }
             }
-            assert!(!moments(&row, 1.0, 1.0).log_moment.is_nan());
+            assert!(!survey(&row, 1.0, None).moments.log_moment.is_nan());
+            row[0] = f32::NAN;
+            row[1..].fill(f32::NEG_INFINITY);
+            assert!(survey(&row, 1.0, None).moments.log_moment.is_nan(), "{width}");
         }
     }
 }

@@ -7,6 +7,8 @@
 
 use std::cmp::Ordering;
 
+use crate::row::scan;
+
 /// Sums over a whole row at one temperature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Moments {
@@ -16,6 +18,13 @@ pub(crate) struct Moments {
     pub log_moment: f64,
     /// Bound on the relative error of `mass`; 0 for a plain f64 sum.
     pub error: f64,
+}
+
+/// The best score of a row and its sums.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Survey<S> {
+    pub top: S,
+    pub moments: Moments,
 }
 
 /// One entry of a row.
@@ -41,10 +50,25 @@ pub(crate) trait Score: Copy + PartialOrd + std::fmt::Debug {
     fn log_weight(self, top: Self, temperature: f64) -> f64;
     /// The weight.
     fn weight(self, top: Self, temperature: f64) -> f64;
-    /// Sums over a row whose best score is `top`; a row may have a faster way, within `error`.
-    fn moments(row: &[Self], top: Self, temperature: f64) -> Moments {
-        exact_moments(row, top, temperature)
+    /// Best score and sums of a row, and if wanted the lane maxima as [`scan`] gives them; a row
+    /// may have a faster way, within [`Moments::error`].
+    fn survey(row: &[Self], temperature: f64, maxima: Option<&mut Vec<Self>>) -> Survey<Self> {
+        exact_survey(row, temperature, maxima)
     }
+}
+
+/// A scan, then the plain sums.
+pub(crate) fn exact_survey<S: Score>(
+    row: &[S],
+    temperature: f64,
+    maxima: Option<&mut Vec<S>>,
+) -> Survey<S> {
+    let better = |top: S, &score: &S| if score > top { score } else { top };
+    let top = match maxima {
+        Some(maxima) => scan(row, maxima),
+        None => row.iter().fold(S::IMPOSSIBLE, better).canonical(),
+    };
+    Survey { top, moments: exact_moments(row, top, temperature) }
 }
 
 /// The plain sums, one f64 exponential a token.
@@ -97,8 +121,8 @@ impl Score for f32 {
         self.log_weight(top, temperature).exp()
     }
 
-    fn moments(row: &[Self], top: Self, temperature: f64) -> Moments {
-        crate::row::moments(row, top, temperature)
+    fn survey(row: &[Self], temperature: f64, maxima: Option<&mut Vec<Self>>) -> Survey<Self> {
+        crate::row::survey(row, temperature, maxima)
     }
 }
 
