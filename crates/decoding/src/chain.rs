@@ -36,7 +36,10 @@ impl<S: Score> Shape<'_, S> {
     /// Applies one shaping rule; editing rules do nothing here.
     pub fn apply(&mut self, rule: &Rule) {
         match *rule {
-            Rule::Temperature { t: 0.0 } => self.kept = Kept::First(1),
+            Rule::Temperature { t: 0.0 } => {
+                self.order.sort_at_least(1);
+                self.kept = Kept::First(1);
+            }
             Rule::Temperature { t } => self.temperature = bounded(self.temperature * t),
             Rule::TopK { k, ties } if k > 0 => self.top_k(k, ties),
             Rule::TopP { p, boundary, of } if p < 1.0 => self.top_p(p, boundary, of),

@@ -155,17 +155,21 @@ impl Sums {
 
 #[inline(always)]
 fn best_lanes<S: Score>(chunk: &[S]) -> [S; LANES] {
-    let mut best = [S::IMPOSSIBLE; LANES];
     let (groups, rest) = chunk.as_chunks::<LANES>();
-    for group in groups {
-        for lane in 0..LANES {
-            best[lane] = if group[lane] > best[lane] { group[lane] } else { best[lane] };
-        }
-    }
-    for (best, &score) in best.iter_mut().zip(rest) {
-        *best = if score > *best { score } else { *best };
-    }
-    best
+    let best = groups.iter().fold([S::IMPOSSIBLE; LANES], better);
+    if rest.is_empty() { best } else { better(best, &padded(rest)) }
+}
+
+#[inline(always)]
+fn better<S: Score>(best: [S; LANES], group: &[S; LANES]) -> [S; LANES] {
+    std::array::from_fn(|lane| if group[lane] > best[lane] { group[lane] } else { best[lane] })
+}
+
+#[inline(always)]
+fn padded<S: Score>(rest: &[S]) -> [S; LANES] {
+    let mut group = [S::IMPOSSIBLE; LANES];
+    group[..rest.len()].copy_from_slice(rest);
+    group
 }
 
 #[inline(always)]
@@ -176,9 +180,7 @@ fn sum_chunk(chunk: &[f32], scale: f32, reference: f32) -> [f64; 2] {
         add_group(group, scale, reference, &mut mass, &mut moment);
     }
     if !rest.is_empty() {
-        let mut padded = [f32::NEG_INFINITY; LANES];
-        padded[..rest.len()].copy_from_slice(rest);
-        add_group(&padded, scale, reference, &mut mass, &mut moment);
+        add_group(&padded(rest), scale, reference, &mut mass, &mut moment);
     }
     [mass.iter().copied().map(f64::from).sum(), moment.iter().copied().map(f64::from).sum()]
 }
