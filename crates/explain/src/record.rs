@@ -103,14 +103,18 @@ impl StepRecord {
         text: impl Fn(u32) -> String,
     ) -> Self {
         let is_shown = |(place, id): (usize, u32)| place < max_shown || id == told.choice.id;
-        let (mut tokens, mut others) = (Vec::new(), Vec::new());
+        // Bins do not reach across the chosen token, so that all before it come before it.
+        let (mut tokens, mut others, mut rest) = (Vec::new(), Vec::new(), Vec::new());
         for (place, figures) in told.candidates.iter().enumerate() {
             if is_shown((place, figures.id)) {
+                rest.append(&mut histogram(&others));
+                others.clear();
                 tokens.push(Token { text: text(figures.id), figures: *figures });
             } else if figures.edited_logit.is_finite() {
                 others.push(figures.edited_logit);
             }
         }
+        rest.append(&mut histogram(&others));
         Self {
             step,
             choice: told.choice,
@@ -118,7 +122,7 @@ impl StepRecord {
             vocabulary: told.vocabulary,
             effects: told.rules.iter().map(Effect::new).collect(),
             tokens,
-            rest: histogram(&others),
+            rest,
         }
     }
 }
