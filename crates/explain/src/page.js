@@ -33,7 +33,7 @@ function shape(step, rules) {
   for (const rule of rules) {
     const before = s.keep;
     if (APPLY[rule.rule]) APPLY[rule.rule](s, rule);
-    effects.push({ name: rule.rule, from: s.keep, to: before });
+    effects.push({ name: rule.t === 0 ? "temperature 0" : rule.rule, from: s.keep, to: before });
   }
   return told(s, effects);
 }
@@ -167,8 +167,9 @@ function gathered(result, chosen, limit) {
   const rest = result.rows.filter((r) => !rows.includes(r));
   const sum = (key) => rest.reduce((a, r) => a + r[key], 0);
   if (rest.length) {
+    const by = new Set(rest.map((r) => r.droppedBy));
     rows.push({ token: null, count: sum("count"), inside: sum("inside"), p: sum("p"), tempered: sum("tempered"),
-      model: null, droppedBy: sum("inside") ? null : (rest[0].droppedBy || null) });
+      droppedBy: by.size === 1 ? rest[0].droppedBy : null });
   }
   return rows;
 }
@@ -178,9 +179,11 @@ function bars(box, result, chosen, limit, full) {
   const [node, width] = canvas(box, rows.length * line + 4, "Probabilities of the best tokens");
   const text = Math.min(130, width * 0.32), figures = full ? (width < 480 ? 62 : 150) : 62;
   const room = width - text - figures - 8;
-  const model = (r) => (r.token ? r.token.model_probability : 0);
-  const largest = Math.max(...rows.map((r) => Math.max(r.p, r.tempered, full ? model(r) : 0)));
-  const bar = (p) => Math.max(p > 0 ? 1 : 0, (p / largest) * room);
+  const named = rows.filter((r) => r.token).reduce((a, r) => a + r.token.model_probability, 0);
+  const model = (r) => (r.token ? r.token.model_probability : Math.max(0, 1 - named));
+  // Single tokens set the scale; the row of all others may reach beyond it and is cut there.
+  const largest = Math.max(...rows.filter((r) => r.token).map((r) => Math.max(r.p, r.tempered, full ? model(r) : 0)));
+  const bar = (p) => Math.max(p > 0 ? 1 : 0, Math.min(1, p / largest) * room);
   rows.forEach((row, i) => {
     const y = i * line + 2, out = row.inside === 0;
     if (row === chosen) node.append(svg("rect", { x: 0, y, width, height: line - 2, rx: 4, class: "picked" }));
@@ -195,7 +198,8 @@ function bars(box, result, chosen, limit, full) {
     }
     node.append(svg("rect", { x, y: at, width: bar(out ? row.tempered : row.p), height: thin,
       class: out ? "dropped" : "drawn" }));
-    const name = out && row.droppedBy ? (full && width >= 480 ? "dropped by " + row.droppedBy : row.droppedBy) : percent(row.p);
+    const by = row.droppedBy ? (full && width >= 480 ? "dropped by " + row.droppedBy : row.droppedBy) : "dropped";
+    const name = out ? by : percent(row.p);
     node.append(svg("text", { x: width - 4, y: y + line / 2 + 4, "text-anchor": "end", class: out ? "soft" : "" }, name));
   });
 }
