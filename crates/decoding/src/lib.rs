@@ -15,6 +15,7 @@
 //!
 //! Not here: models, text (but for stop strings), HTTP. Pure functions of their arguments.
 
+pub mod beam;
 mod chain;
 mod decide;
 mod edit;

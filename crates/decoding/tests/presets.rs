@@ -1,5 +1,6 @@
 //! Each preset against what its system does: the order of rules, then every edge value.
 //! One test a row of the table, one line a cell.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 

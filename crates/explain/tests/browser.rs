@@ -1,6 +1,7 @@
 //! The page in a headless Chromium: its script must work the recorded choices out again.
 //! Skipped with a line where no Chromium is found (`AUTOREG_CHROMIUM` names one).
 //! With `AUTOREG_PAGES=DIR` the pages are kept there, to be looked at.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
