@@ -1,4 +1,5 @@
 //! `autoreg generate --from-logits` through the built binary.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
