@@ -304,3 +304,37 @@ fn a_sequence_replays_from_any_step_and_with_any_scratch() {
     backwards.reverse();
     assert_eq!(backwards, whole);
 }
+
+/// A wide row's total mass comes from a fast, approximate pass. Where a boundary lies nearer than
+/// that pass can tell, the exact sum must decide: one part in 10^9 to either side.
+#[test]
+fn boundaries_nearer_than_the_fast_sum_are_decided_exactly() {
+    let mut scratch = Scratch::new();
+    let mut check = |chain: Vec<Rule>, logits: &[f32], u: f64| {
+        let rules = Rules::new(chain).unwrap();
+        let row = Row::Logits(logits);
+        let told = explain(&rules, row, &History::default(), Draw::Fixed(u), 0).unwrap();
+        let rng = Counter { seed: 1, stream: 0 };
+        let decided = decide(&rules, logits, &History::default(), rng, 0, &mut scratch).unwrap();
+        assert_eq!(decided.kept, told.choice.kept);
+        told
+    };
+    for seed in 0..20 {
+        let noise = Counter { seed, stream: 5 };
+        let logits: Vec<f32> = (0..6000).map(|i| noise.uniform(i) as f32 * 9.0).collect();
+        let mut weights: Vec<f64> = logits.iter().map(|&z| f64::from(z).exp()).collect();
+        weights.sort_by(|a, b| b.total_cmp(a));
+        let total: f64 = weights.iter().sum();
+        for count in [3, 20, 60] {
+            let share = weights[..count].iter().sum::<f64>() / total;
+            for (factor, expected) in [(1.0 - 1e-9, count), (1.0 + 1e-9, count + 1)] {
+                let (boundary, of) = (Boundary::Reach, Measure::Kept);
+                let nucleus = vec![Rule::TopP { p: share * factor, boundary, of }];
+                let told = check(nucleus, &logits, 0.0);
+                assert_eq!(told.choice.kept, expected, "seed {seed}, {count} tokens");
+                let told = check(vec![], &logits, share * factor);
+                assert_eq!(told.choice.rank as usize, expected, "seed {seed}, {count} tokens");
+            }
+        }
+    }
+}

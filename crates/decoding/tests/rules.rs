@@ -85,6 +85,18 @@ fn rank_and_logprob_are_the_models_own_also_under_edits() {
 }
 
 #[test]
+fn rank_breaks_ties_by_id_with_and_without_edits() {
+    let logits = [1.0_f32, 5.0, 1.0, 1.0];
+    let idle = Rule::Bias { entries: vec![Bias { id: 1, add: -9.0 }] };
+    for (u, id, rank) in [(0.1, 0, 2), (0.5, 2, 3), (0.9, 3, 4)] {
+        let edited = lesson(std::slice::from_ref(&idle), Row::Logits(&logits), u).choice;
+        assert_eq!((edited.id, edited.rank), (id, rank));
+    }
+    let plain = lesson(&[], Row::Logits(&[1.0; 4]), 0.6).choice;
+    assert_eq!((plain.id, plain.rank), (2, 3));
+}
+
+#[test]
 fn greedy_takes_the_largest_and_the_lowest_id_among_equals() {
     let history = History::default();
     assert_eq!(chosen(&[temperature(0.0)], &[1.0, 7.0, 7.0, 2.0], &history), Ok(1));
