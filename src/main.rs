@@ -8,6 +8,7 @@ mod stop;
 mod term;
 
 use clap::{Parser, Subcommand};
+use error::CliError;
 use std::process::ExitCode;
 
 /// Trains, compares, generates from and serves autoregressive language models, and accounts for
@@ -44,6 +45,8 @@ enum Command {
     /// One run of a comparison, in a process of its own
     #[command(hide = true)]
     CompareRun(cmd::compare::WorkerArgs),
+    /// Choose tokens: from given logits today
+    Generate(cmd::from_logits::FromLogitsArgs),
     /// Measure speed and memory on random tokens
     Bench(cmd::bench::BenchArgs),
 }
@@ -56,6 +59,8 @@ fn main() -> ExitCode {
         Command::Eval(args) => cmd::eval::run(args),
         Command::Compare(args) => cmd::compare::run(&args),
         Command::CompareRun(args) => cmd::compare::run_one(&args),
+        Command::Generate(args) => cmd::from_logits::run(&args, &mut std::io::stdout().lock())
+            .map_err(|e| CliError { message: e.to_string(), code: e.exit_code() }),
         Command::Bench(args) => cmd::bench::run(args),
     });
     match done {

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod compare;
 pub mod data;
 pub mod eval;
+pub mod from_logits;
 pub mod train;
 
 use crate::error::CliError;

@@ -1,0 +1,188 @@
+//! What is kept of a step for pictures: the best candidates in full, the others as a histogram of
+//! their logits, so that a page can work out masses at any temperature without the whole row.
+
+use decoding::{Choice, Explanation, Rule, RuleEffect};
+use serde::{Deserialize, Serialize};
+
+/// Candidates kept in full unless more are asked for.
+pub const MAX_SHOWN: usize = 256;
+
+/// Width of a bin of the histogram, in nats. Taking a bin by its mean logit misses less than
+/// w²/8T² of its mass: 0.05 % at T = 1.
+const BIN: f64 = 1.0 / 16.0;
+
+/// Everything that a report shows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// What was run: a model's name, or the file the logits came from.
+    pub title: String,
+    /// Texts of the prefix, one a token.
+    pub prompt: Vec<String>,
+    /// The chain in force.
+    pub rules: Vec<Rule>,
+    /// The choices in order.
+    pub steps: Vec<StepRecord>,
+    /// Other continuations of the same prefix, to stand side by side. May be empty.
+    #[serde(default)]
+    pub continuations: Vec<Continuation>,
+}
+
+/// What one setting made of the prefix.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Continuation {
+    /// Such as "T = 0.5" or "greedy".
+    pub label: String,
+    /// Texts of the tokens.
+    pub tokens: Vec<String>,
+    /// Sum of the model's log-probabilities, in nats.
+    pub logprob: f64,
+}
+
+/// One choice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// The step, from 0.
+    pub step: u64,
+    /// The choice and its figures.
+    pub choice: Choice,
+    /// Text of the chosen token.
+    pub text: String,
+    /// Entries of the row.
+    pub vocabulary: usize,
+    /// What each rule did.
+    pub effects: Vec<Effect>,
+    /// The best candidates, best first; the chosen one is always among them.
+    pub tokens: Vec<Token>,
+    /// The possible tokens that are not in `tokens`.
+    pub rest: Vec<Rest>,
+}
+
+/// What a rule did, in figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Effect {
+    /// Its name and numbers.
+    pub rule: String,
+    /// Its name.
+    pub name: String,
+    /// How many tokens it removed.
+    pub dropped: usize,
+    /// How many logits it changed.
+    pub changed: usize,
+    /// How many tokens were left behind it.
+    pub kept: usize,
+}
+
+/// One candidate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Token {
+    /// Its text, as it would be shown.
+    pub text: String,
+    /// Its figures.
+    #[serde(flatten)]
+    pub figures: decoding::Explained,
+}
+
+/// Tokens with nearly the same logit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rest {
+    /// How many.
+    pub count: usize,
+    /// Their mean logit after the edits, in nats.
+    pub logit: f64,
+}
+
+impl StepRecord {
+    /// Keeps the best `max_shown` candidates of an explanation, and the chosen one.
+    ///
+    /// `text` gives a token's text.
+    #[must_use]
+    pub fn new(
+        step: u64,
+        told: &Explanation,
+        max_shown: usize,
+        text: impl Fn(u32) -> String,
+    ) -> Self {
+        let is_shown = |(place, id): (usize, u32)| place < max_shown || id == told.choice.id;
+        // Bins do not reach across the chosen token, so that all before it come before it.
+        let (mut tokens, mut others, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, figures) in told.candidates.iter().enumerate() {
+            if is_shown((place, figures.id)) {
+                rest.append(&mut histogram(&others));
+                others.clear();
+                tokens.push(Token { text: text(figures.id), figures: *figures });
+            } else if figures.edited_logit.is_finite() {
+                others.push(figures.edited_logit);
+            }
+        }
+        rest.append(&mut histogram(&others));
+        Self {
+            step,
+            choice: told.choice,
+            text: text(told.choice.id),
+            vocabulary: told.vocabulary,
+            effects: told.rules.iter().map(Effect::new).collect(),
+            tokens,
+            rest,
+        }
+    }
+}
+
+impl Effect {
+    fn new(effect: &RuleEffect) -> Self {
+        Self {
+            rule: effect.rule.as_ref().map_or("mask".to_owned(), ToString::to_string),
+            name: effect.name().to_owned(),
+            dropped: effect.dropped.len(),
+            changed: effect.changed.len(),
+            kept: effect.kept,
+        }
+    }
+}
+
+/// Bins logits that stand in descending order.
+fn histogram(descending: &[f64]) -> Vec<Rest> {
+    let same_bin = |a: &f64, b: &f64| (a / BIN).floor() == (b / BIN).floor();
+    descending
+        .chunk_by(same_bin)
+        .map(|bin| Rest { count: bin.len(), logit: bin.iter().sum::<f64>() / bin.len() as f64 })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decoding::{Counter, Draw, History, Row, Rules, explain};
+
+    #[test]
+    fn the_rest_keeps_count_and_mass() {
+        let noise = Counter { seed: 8, stream: 0 };
+        let logits: Vec<f32> = (0..5000).map(|i| noise.uniform(i) as f32 * 12.0).collect();
+        let row = Row::Logits(&logits);
+        let told = explain(&Rules::default(), row, &History::default(), Draw::Fixed(0.9999), 0);
+        let told = told.unwrap();
+        let record = StepRecord::new(0, &told, 100, |id| id.to_string());
+        assert!(record.tokens.len() == 101 && record.tokens[100].figures.id == told.choice.id);
+        let count: usize = record.rest.iter().map(|bin| bin.count).sum();
+        assert_eq!(count + record.tokens.len(), 5000);
+        for t in [0.5, 1.0, 2.0] {
+            let exact: f64 = logits.iter().map(|&z| (f64::from(z) / t).exp()).sum();
+            let shown: f64 =
+                record.tokens.iter().map(|token| (token.figures.logit / t).exp()).sum();
+            let rest: f64 =
+                record.rest.iter().map(|bin| bin.count as f64 * (bin.logit / t).exp()).sum();
+            let relative = (shown + rest - exact).abs() / exact;
+            assert!(relative < BIN * BIN / 8.0 / (t * t), "T = {t}: {relative:e}");
+        }
+    }
+
+    #[test]
+    fn a_record_survives_json_with_forbidden_tokens_in_it() {
+        let rules = Rules::new(vec![decoding::Rule::Ban { ids: vec![0] }]).unwrap();
+        let row = Row::Logits(&[2.0, 1.0, 0.0]);
+        let told = explain(&rules, row, &History::default(), Draw::Fixed(0.1), 3).unwrap();
+        let step = StepRecord::new(3, &told, 10, |id| format!("t{id}"));
+        let text = serde_json::to_string(&step).unwrap();
+        assert_eq!(serde_json::from_str::<StepRecord>(&text).unwrap(), step);
+        assert_eq!(step.effects[0].dropped, 1);
+    }
+}

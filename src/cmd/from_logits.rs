@@ -1,0 +1,523 @@
+//! `autoreg generate --from-logits FILE.json`: the decoding rules on given logits or
+//! probabilities, for lessons, for debugging other engines, for tests. No model is opened.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use decoding::{
+    DecodeError, Draw, Explanation, History, Method, Preset, Row, Rule, RuleEffect, Rules,
+    RulesError, Settings, explain,
+};
+use explain::{Colour, MAX_SHOWN, Picture, Record, StepRecord};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The decoding settings as flags; shared by everything that generates.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DecodingArgs {
+    /// Order and edge meanings of the rules: autoreg, hf, vllm, llamacpp or sglang
+    #[arg(long, value_name = "NAME", default_value = "autoreg")]
+    pub preset: Preset,
+    /// Take the best token instead of drawing
+    #[arg(long)]
+    pub greedy: bool,
+    /// Softmax temperature; 0 means greedy
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f64>,
+    /// Keep the K best tokens; 0 keeps all
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub top_k: Option<i64>,
+    /// Keep the smallest set of best tokens whose mass reaches P
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f64>,
+    /// Keep tokens at least P times as probable as the best
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f64>,
+    /// Divide (positive) or multiply (negative) logits of tokens seen
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f64>,
+    /// Subtract from the logits of tokens seen, once
+    #[arg(long, value_name = "A", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f64>,
+    /// Subtract from the logits of tokens seen, each time
+    #[arg(long, value_name = "A", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f64>,
+    /// Penalties look at the last N tokens instead of the preset's window
+    #[arg(long, value_name = "N")]
+    pub penalty_window: Option<usize>,
+    /// Add to a token's logit; may be given several times
+    #[arg(long, value_name = "ID=NATS", value_parser = bias)]
+    pub logit_bias: Vec<(u32, f64)>,
+    /// Tokens that must not come
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub ban: Vec<u32>,
+    /// The only tokens that may come
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub allow: Vec<u32>,
+    /// The chain itself, as a JSON list of rules, instead of the settings above
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = [
+        "preset", "greedy", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "penalty_window", "logit_bias", "ban", "allow",
+    ])]
+    pub rules: Option<PathBuf>,
+}
+
+fn bias(text: &str) -> Result<(u32, f64), String> {
+    let parsed = text
+        .split_once('=')
+        .and_then(|(id, add)| Some((id.trim().parse().ok()?, add.trim().parse().ok()?)));
+    parsed.ok_or_else(|| format!("found {text:?}, expected ID=NATS such as 17=-2.5"))
+}
+
+impl DecodingArgs {
+    /// The flags as settings.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            preset: self.preset,
+            method: if self.greedy { Method::Greedy } else { Method::Sample },
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_window: self.penalty_window,
+            logit_bias: self.logit_bias.iter().copied().collect::<BTreeMap<_, _>>(),
+            banned: self.ban.clone(),
+            allowed: self.allow.clone(),
+        }
+    }
+
+    /// The chain that the flags ask for.
+    ///
+    /// # Errors
+    /// Settings that their preset refuses, or a rules file that cannot be read.
+    pub fn rules(&self) -> Result<Rules, FromLogitsError> {
+        match &self.rules {
+            None => Ok(Rules::from_settings(&self.settings())?),
+            Some(path) => Ok(Rules::new(parse::<Vec<Rule>>(path, &read(path)?)?)?),
+        }
+    }
+}
+
+/// Arguments of `generate --from-logits`.
+#[derive(Debug, Clone, Args)]
+pub struct FromLogitsArgs {
+    /// Logits or probabilities: a JSON array, or an object with `logits` or `probs` and,
+    /// if wanted, `tokens` (their texts)
+    #[arg(long = "from-logits", value_name = "FILE.json")]
+    pub file: PathBuf,
+    /// The uniform number in [0, 1) instead of one from the seed
+    #[arg(long, value_name = "U", allow_negative_numbers = true, conflicts_with = "seed")]
+    pub draw: Option<f64>,
+    /// Seed of the uniform number
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Step of the sequence, from 0; the uniform number depends on it
+    #[arg(long, default_value_t = 0)]
+    pub step: u64,
+    /// Tokens so far, for the penalties
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub history: Vec<u32>,
+    /// Show what the same settings keep under every preset
+    #[arg(long, conflicts_with_all = ["rules", "preset", "report"])]
+    pub compare_presets: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write a self-contained page with sliders
+    #[arg(long = "explain", value_name = "REPORT.html")]
+    pub report: Option<PathBuf>,
+    /// The settings
+    #[command(flatten)]
+    pub decoding: DecodingArgs,
+}
+
+/// Why given logits cannot be decoded. All but `Write` are the user's input.
+#[derive(Debug, thiserror::Error)]
+pub enum FromLogitsError {
+    /// A file cannot be read.
+    #[error("{path}: {source}; give a file with a JSON array of numbers", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not the JSON that is expected.
+    #[error("{path}: {source}", path = path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// The JSON has another shape.
+    #[error("{path}: found {found}, expected {expected}", path = path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// What there is.
+        found: String,
+        /// What there should be.
+        expected: &'static str,
+    },
+    /// The settings.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+    /// The choice.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// The output cannot be written.
+    #[error("cannot write {what}: {source}")]
+    Write {
+        /// The output.
+        what: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+impl FromLogitsError {
+    /// 2 for the user's input, 1 for a failed write.
+    pub fn exit_code(&self) -> u8 {
+        if matches!(self, Self::Write { .. }) { 1 } else { 2 }
+    }
+}
+
+/// Runs the rules on the file and writes what they kept, drew and chose.
+///
+/// # Errors
+/// [`FromLogitsError`]; nothing is written before the choice is made.
+pub fn run(args: &FromLogitsArgs, out: &mut impl Write) -> Result<(), FromLogitsError> {
+    let given = Given::open(&args.file)?;
+    let text = if args.compare_presets {
+        compare_presets(args, &given)?
+    } else {
+        one_choice(args, &given)?
+    };
+    let what = "standard output".to_owned();
+    out.write_all(text.as_bytes()).map_err(|source| FromLogitsError::Write { what, source })
+}
+
+fn one_choice(args: &FromLogitsArgs, given: &Given) -> Result<String, FromLogitsError> {
+    let rules = args.decoding.rules()?;
+    let told = given.explain(args, &rules)?;
+    let step = StepRecord::new(args.step, &told, MAX_SHOWN, |id| given.label(id));
+    if let Some(path) = &args.report {
+        let record = Record {
+            title: args.file.display().to_string(),
+            prompt: args.history.iter().map(|&id| given.label(id)).collect(),
+            rules: rules.chain().to_vec(),
+            steps: vec![step.clone()],
+            continuations: Vec::new(),
+        };
+        std::fs::write(path, explain::page(&record)).map_err(|source| FromLogitsError::Write {
+            what: path.display().to_string(),
+            source,
+        })?;
+    }
+    if args.json {
+        return Ok(json(&Answer::new(&told, given)));
+    }
+    let notes: String = rules.notes().iter().map(|note| format!("note: {note}\n")).collect();
+    let colour = match std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        true => Colour::On,
+        false => Colour::Off,
+    };
+    Ok(notes + &explain::terminal(&step, Picture { colour, rows: 20, ..Picture::default() }))
+}
+
+/// The answer under `--json`; its keys are stable.
+#[derive(Debug, Serialize)]
+struct Answer {
+    kept: Vec<KeptToken>,
+    draw: Option<f64>,
+    choice: u32,
+    logprob: f64,
+    sample_logprob: f64,
+    steps: Vec<AnswerStep>,
+}
+
+#[derive(Debug, Serialize)]
+struct KeptToken {
+    id: u32,
+    token: Option<String>,
+    probability: f64,
+}
+
+/// One rule: its name, its numbers, and what it did.
+#[derive(Debug, Serialize)]
+struct AnswerStep {
+    rule: String,
+    settings: Value,
+    dropped: Vec<u32>,
+    changed: Vec<decoding::Changed>,
+    kept: usize,
+}
+
+impl Answer {
+    fn new(told: &Explanation, given: &Given) -> Self {
+        let kept = |token: &decoding::Explained| KeptToken {
+            id: token.id,
+            token: given.token(token.id).map(str::to_owned),
+            probability: token.probability,
+        };
+        Self {
+            kept: told.kept().map(kept).collect(),
+            draw: told.choice.draw,
+            choice: told.choice.id,
+            logprob: told.choice.logprob,
+            sample_logprob: told.choice.sample_logprob,
+            steps: told.rules.iter().map(AnswerStep::new).collect(),
+        }
+    }
+}
+
+impl AnswerStep {
+    fn new(effect: &RuleEffect) -> Self {
+        // A rule is data; its tag is told as the name.
+        let mut settings = serde_json::to_value(&effect.rule).unwrap_or(Value::Null);
+        if let Value::Object(fields) = &mut settings {
+            fields.remove("rule");
+        }
+        Self {
+            rule: effect.name().to_owned(),
+            settings,
+            dropped: effect.dropped.clone(),
+            changed: effect.changed.clone(),
+            kept: effect.kept,
+        }
+    }
+}
+
+/// What one preset makes of the settings.
+#[derive(Debug, Serialize)]
+struct Compared {
+    preset: Preset,
+    /// Why it refuses them, if it does.
+    refused: Option<String>,
+    rules: Vec<Rule>,
+    notes: Vec<String>,
+    answer: Option<Answer>,
+}
+
+fn compare_presets(args: &FromLogitsArgs, given: &Given) -> Result<String, FromLogitsError> {
+    let mut rows = Vec::new();
+    for preset in Preset::ALL {
+        let settings = Settings { preset, ..args.decoding.settings() };
+        rows.push(match Rules::from_settings(&settings) {
+            Err(error) => Compared::refused(preset, &error),
+            Ok(rules) => Compared {
+                preset,
+                refused: None,
+                rules: rules.chain().to_vec(),
+                notes: rules.notes().iter().map(ToString::to_string).collect(),
+                answer: Some(Answer::new(&given.explain(args, &rules)?, given)),
+            },
+        });
+    }
+    Ok(if args.json { json(&rows) } else { rows.iter().map(|row| row.text(given)).collect() })
+}
+
+impl Compared {
+    fn refused(preset: Preset, error: &RulesError) -> Self {
+        let refused = Some(error.to_string());
+        Self { preset, refused, rules: Vec::new(), notes: Vec::new(), answer: None }
+    }
+
+    fn text(&self, given: &Given) -> String {
+        const MOST_NAMED: usize = 8;
+        let chain: Vec<_> = self.rules.iter().map(ToString::to_string).collect();
+        let mut text = format!(
+            "{:<9} {}\n",
+            self.preset.name(),
+            match &self.refused {
+                Some(why) => format!("refused: {why}"),
+                None if chain.is_empty() => "no rules".to_owned(),
+                None => chain.join(" → "),
+            }
+        );
+        for note in &self.notes {
+            text += &format!("          note: {note}\n");
+        }
+        let Some(answer) = &self.answer else { return text };
+        let named = answer.kept.iter().take(MOST_NAMED).map(|token| {
+            format!("{} {:.4}", explain::visible(&given.label(token.id)), token.probability)
+        });
+        let mut named = named.collect::<Vec<_>>().join(", ");
+        if answer.kept.len() > MOST_NAMED {
+            named += ", …";
+        }
+        let choice = explain::visible(&given.label(answer.choice));
+        text + &format!("          keeps {}: {named}; chooses {choice}\n", answer.kept.len())
+    }
+}
+
+/// The numbers of the file, checked.
+#[derive(Debug)]
+struct Given {
+    numbers: Numbers,
+    tokens: Option<Vec<String>>,
+}
+
+#[derive(Debug)]
+enum Numbers {
+    Logits(Vec<f32>),
+    Probabilities(Vec<f64>),
+}
+
+const EXPECTED: &str = "an array of numbers, or an object with `logits` or `probs` (one of the \
+                        two) and, if wanted, `tokens`";
+
+/// The object form.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    logits: Option<Vec<Value>>,
+    probs: Option<Vec<Value>>,
+    tokens: Option<Vec<String>>,
+}
+
+impl Given {
+    fn open(path: &Path) -> Result<Self, FromLogitsError> {
+        let value: Value = parse(path, &quote_bare_words(&read(path)?))?;
+        let shape = |found: String| FromLogitsError::Shape {
+            path: path.to_owned(),
+            found,
+            expected: EXPECTED,
+        };
+        let fields = match value {
+            Value::Array(logits) => Fields { logits: Some(logits), probs: None, tokens: None },
+            Value::Object(_) => serde_json::from_value(value)
+                .map_err(|source| FromLogitsError::Json { path: path.to_owned(), source })?,
+            other => return Err(shape(kind(&other).to_owned())),
+        };
+        let numbers = match (fields.logits, fields.probs) {
+            (Some(logits), None) => {
+                // Rounding to f32 is what a model's logits have been through.
+                Numbers::Logits(numbers(path, &logits)?.into_iter().map(|z| z as f32).collect())
+            }
+            (None, Some(probs)) => Numbers::Probabilities(numbers(path, &probs)?),
+            (Some(_), Some(_)) => return Err(shape("both `logits` and `probs`".to_owned())),
+            (None, None) => return Err(shape("neither `logits` nor `probs`".to_owned())),
+        };
+        let given = Self { numbers, tokens: fields.tokens };
+        match &given.tokens {
+            Some(tokens) if tokens.len() != given.len() => Err(FromLogitsError::Shape {
+                path: path.to_owned(),
+                found: format!("{} tokens for {} numbers", tokens.len(), given.len()),
+                expected: "one text for each number",
+            }),
+            _ => Ok(given),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match &self.numbers {
+            Numbers::Logits(row) => row.len(),
+            Numbers::Probabilities(row) => row.len(),
+        }
+    }
+
+    fn token(&self, id: u32) -> Option<&str> {
+        self.tokens.as_ref()?.get(id as usize).map(String::as_str)
+    }
+
+    /// The text where there is one, the id otherwise.
+    fn label(&self, id: u32) -> String {
+        self.token(id).map_or_else(|| format!("#{id}"), str::to_owned)
+    }
+
+    fn explain(
+        &self,
+        args: &FromLogitsArgs,
+        rules: &Rules,
+    ) -> Result<Explanation, FromLogitsError> {
+        let row = match &self.numbers {
+            Numbers::Logits(row) => Row::Logits(row),
+            Numbers::Probabilities(row) => Row::Probabilities(row),
+        };
+        let rng = decoding::Counter { seed: args.seed, stream: 0 };
+        let draw = args.draw.map_or(Draw::Counter(rng), Draw::Fixed);
+        Ok(explain(rules, row, &History::new(&args.history, &[]), draw, args.step)?)
+    }
+}
+
+fn read(path: &Path) -> Result<String, FromLogitsError> {
+    std::fs::read_to_string(path)
+        .map_err(|source| FromLogitsError::Read { path: path.to_owned(), source })
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, FromLogitsError> {
+    serde_json::from_str(text)
+        .map_err(|source| FromLogitsError::Json { path: path.to_owned(), source })
+}
+
+fn json<T: Serialize>(value: &T) -> String {
+    // Plain data with text keys always serialises.
+    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+}
+
+fn numbers(path: &Path, values: &[Value]) -> Result<Vec<f64>, FromLogitsError> {
+    let number = |(index, value): (usize, &Value)| {
+        let found = match value {
+            Value::Number(number) => number.as_f64(),
+            Value::String(word) => word.parse().ok(),
+            _ => None,
+        };
+        found.ok_or_else(|| FromLogitsError::Shape {
+            path: path.to_owned(),
+            found: format!("{} at index {index}", kind(value)),
+            expected: "a number, NaN, Infinity or -Infinity",
+        })
+    };
+    values.iter().enumerate().map(number).collect()
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a single number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Other engines write NaN and Infinity as bare words, which JSON does not have: quotes them.
+fn quote_bare_words(text: &str) -> String {
+    let (mut out, mut is_inside, mut is_escaped) =
+        (String::with_capacity(text.len()), false, false);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let words = ["-Infinity", "Infinity", "NaN"];
+        if let Some(word) = words.iter().find(|w| !is_inside && rest.starts_with(**w)) {
+            out.extend(["\"", word, "\""]);
+            rest = &rest[word.len()..];
+            continue;
+        }
+        is_inside ^= c == '"' && !is_escaped;
+        is_escaped = is_inside && c == '\\' && !is_escaped;
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bare_words_are_quoted_outside_texts_only() {
+        let text = r#"{"logits":[NaN,-Infinity,1], "tokens":["NaN","a\"Infinity\\","-Infinity"]}"#;
+        let expected =
+            r#"{"logits":["NaN","-Infinity",1], "tokens":["NaN","a\"Infinity\\","-Infinity"]}"#;
+        assert_eq!(quote_bare_words(text), expected);
+    }
+}
