@@ -1,8 +1,8 @@
 //! Causal attention in tiles with a running softmax: the score matrix is never stored.
 //!
 //! Keys come in tiles of 64 at absolute positions divisible by 64, queries 64 at a time. Scores
-//! are kept transposed (a key a line, the queries as lanes): keys and values are then read as
-//! they stand, nothing is packed but the queries, and softmax needs no sum across lanes. A
+//! are kept transposed (a key a line, the queries as lanes), so that softmax needs no sum across
+//! lanes; what lies far apart in the batch is gathered a tile at a time. A
 //! query's result is one chain over the keys before it, so neither the chunking of a prompt nor
 //! what follows changes its bits. After Dao et al., "FlashAttention", arXiv 2205.14135.
 
@@ -56,14 +56,15 @@ pub struct Segment<'a> {
 }
 
 fn forward_scratch(d: usize) -> usize {
-    // Queries turned, scores, outputs, running maximum and sum, one factor a query.
-    d * LINE + KEY_TILE * LINE + LINE * d + 3 * LINE
+    // Queries turned, scores, outputs, running maximum and sum, one factor a query, keys, values.
+    d * LINE + KEY_TILE * LINE + LINE * d + 3 * LINE + 2 * KEY_TILE * d
 }
 
 fn backward_scratch(d: usize, longest: usize) -> usize {
     let lines = longest.next_multiple_of(LINE);
-    // Queries and output gradients turned, one number a query, two tiles of scores.
-    2 * d * lines + lines + 2 * KEY_TILE * LINE
+    // Queries and output gradients as they are and turned, query gradients, one number a query;
+    // two tiles of scores; keys, values and their gradients.
+    5 * d * lines + lines + 2 * KEY_TILE * LINE + 4 * KEY_TILE * d
 }
 
 /// Values of workspace that the forward pass needs, and with `longest > 0` the backward pass over
@@ -105,7 +106,9 @@ pub fn attention_forward(
         let scratch = unsafe { workspace.part(worker * scratch..(worker + 1) * scratch) };
         let (turned, rest) = scratch.split_at_mut(d * LINE);
         let (scores, rest) = rest.split_at_mut(KEY_TILE * LINE);
-        let (sums, running) = rest.split_at_mut(LINE * d);
+        let (sums, rest) = rest.split_at_mut(LINE * d);
+        let (running, rest) = rest.split_at_mut(3 * LINE);
+        let (key_rows, value_rows) = rest.split_at_mut(KEY_TILE * d);
         let count = LINE.min(segment.queries - first);
         let row = segment.row + first;
         turn(&q[row * q_stride + head * d..], q_stride, count, d, shape.scale, turned);
@@ -117,9 +120,11 @@ pub fn attention_forward(
             let keys = KEY_TILE.min(position + count - tile);
             let at = tile * segment.kv.stride + group * d;
             let kv = segment.kv;
-            // SAFETY: the checks above; scratch holds whole lines.
+            gather(&kv.keys[at..], kv.stride, keys, d, key_rows);
+            gather(&kv.values[at..], kv.stride, keys, d, value_rows);
+            // SAFETY: scratch holds whole lines and whole tiles.
             unsafe {
-                let k = Strided { start: kv.keys[at..].as_ptr(), row: kv.stride, col: 1 };
+                let k = Strided { start: key_rows.as_ptr(), row: d, col: 1 };
                 block(
                     k,
                     turned.as_ptr(),
@@ -141,8 +146,7 @@ pub fn attention_forward(
                 }
                 let p = Strided { start: scores.as_ptr(), row: 1, col: LINE };
                 let start = if tile == 0 { Init::Zero } else { Init::Keep };
-                let v = kv.values[at..].as_ptr();
-                block(p, v, kv.stride, sums.as_mut_ptr(), d, count, d, keys, start);
+                block(p, value_rows.as_ptr(), d, sums.as_mut_ptr(), d, count, d, keys, start);
             }
         }
         for i in 0..count {
@@ -194,18 +198,28 @@ pub fn attention_backward(
         // SAFETY: a worker's workspace is its own.
         let scratch = unsafe { workspace.part(worker * scratch..(worker + 1) * scratch) };
         let lines = tokens.next_multiple_of(LINE);
-        let (q_turned, rest) = scratch.split_at_mut(d * lines);
-        let (d_turned, rest) = rest.split_at_mut(d * lines);
-        let (delta, rest) = rest.split_at_mut(lines);
-        let (p, ds) = rest[..2 * KEY_TILE * LINE].split_at_mut(KEY_TILE * LINE);
+        let mut rest = scratch;
+        let mut take = |n: usize| {
+            let (part, tail) = std::mem::take(&mut rest).split_at_mut(n);
+            rest = tail;
+            part
+        };
+        let (q_turned, d_turned) = (take(d * lines), take(d * lines));
+        let (q_rows, d_rows, d_q) = (take(d * lines), take(d * lines), take(d * lines));
+        let delta = take(lines);
+        let (p, ds) = (take(KEY_TILE * LINE), take(KEY_TILE * LINE));
+        let (k_rows, v_rows) = (take(KEY_TILE * d), take(KEY_TILE * d));
+        let (d_k, d_v) = (take(KEY_TILE * d), take(KEY_TILE * d));
         for (order, head) in (group * (h / g)..(group + 1) * (h / g)).enumerate() {
             for first in (0..tokens).step_by(LINE) {
                 let count = LINE.min(tokens - first);
-                let at = first * d;
+                let span = first * d..(first + LINE) * d;
                 let q = &qkv[(row + first) * stride + head * d..];
-                turn(q, stride, count, d, shape.scale, &mut q_turned[at..at + d * LINE]);
+                turn(q, stride, count, d, shape.scale, &mut q_turned[span.clone()]);
+                gather(q, stride, count, d, &mut q_rows[span.clone()]);
                 let o = (row + first) * h * d + head * d;
-                turn(&d_out[o..], h * d, count, d, 1.0, &mut d_turned[at..at + d * LINE]);
+                turn(&d_out[o..], h * d, count, d, 1.0, &mut d_turned[span.clone()]);
+                gather(&d_out[o..], h * d, count, d, &mut d_rows[span]);
                 for i in 0..LINE {
                     delta[first + i] = if i < count {
                         let at = o + i * h * d;
@@ -219,44 +233,23 @@ pub fn attention_backward(
                 let keys = KEY_TILE.min(tokens - tile);
                 let k_at = (row + tile) * stride + (h + group) * d;
                 let v_at = k_at + g * d;
+                gather(&qkv[k_at..], stride, keys, d, k_rows);
+                gather(&qkv[v_at..], stride, keys, d, v_rows);
                 for first in (tile..tokens).step_by(LINE) {
                     let count = LINE.min(tokens - first);
-                    let q_at = (row + first) * stride + head * d;
-                    let o_at = (row + first) * h * d + head * d;
-                    let fresh = order == 0 && first == tile;
-                    // SAFETY: sequences lie in the batch by the check above; a task writes the
-                    // rows of its sequence at its own heads.
+                    let at = first * d;
+                    // SAFETY: scratch holds whole lines and whole tiles.
                     unsafe {
-                        let key_rows = Strided { start: qkv[k_at..].as_ptr(), row: stride, col: 1 };
-                        let turned = q_turned[first * d..].as_ptr();
-                        block(
-                            key_rows,
-                            turned,
-                            LINE,
-                            p.as_mut_ptr(),
-                            LINE,
-                            keys,
-                            LINE,
-                            d,
-                            Init::Zero,
-                        );
-                        let value_rows =
-                            Strided { start: qkv[v_at..].as_ptr(), row: stride, col: 1 };
-                        let turned = d_turned[first * d..].as_ptr();
-                        block(
-                            value_rows,
-                            turned,
-                            LINE,
-                            ds.as_mut_ptr(),
-                            LINE,
-                            keys,
-                            LINE,
-                            d,
-                            Init::Zero,
-                        );
+                        let product = |rows: &[f32], turned: &[f32], out: &mut [f32]| {
+                            let a = Strided { start: rows.as_ptr(), row: d, col: 1 };
+                            let (b, c) = (turned[at..].as_ptr(), out.as_mut_ptr());
+                            block(a, b, LINE, c, LINE, keys, LINE, d, Init::Zero);
+                        };
+                        product(k_rows, q_turned, p);
+                        product(v_rows, d_turned, ds);
                         let mut log_sums = [f32::INFINITY; LINE];
-                        let at = head * rows + row + first;
-                        log_sums[..count].copy_from_slice(&lse[at..at + count]);
+                        let from = head * rows + row + first;
+                        log_sums[..count].copy_from_slice(&lse[from..from + count]);
                         let n = keys * LINE;
                         let mask = masked_from(tile, keys, first);
                         let delta = &delta[first..first + LINE];
@@ -268,52 +261,56 @@ pub fn attention_backward(
                             shape.scale,
                             mask,
                         );
-                        let start = if fresh { Init::Zero } else { Init::Keep };
-                        let d_v = d_qkv.pointer().add(v_at);
-                        let lines = Strided { start: p.as_ptr(), row: LINE, col: 1 };
-                        block(
-                            lines,
-                            d_out[o_at..].as_ptr(),
-                            h * d,
-                            d_v,
-                            stride,
-                            keys,
-                            d,
-                            count,
-                            start,
-                        );
-                        let d_k = d_qkv.pointer().add(k_at);
-                        let lines = Strided { start: ds.as_ptr(), row: LINE, col: 1 };
-                        block(
-                            lines,
-                            qkv[q_at..].as_ptr(),
-                            stride,
-                            d_k,
-                            stride,
-                            keys,
-                            d,
-                            count,
-                            start,
-                        );
-                        let d_q = d_qkv.pointer().add(q_at);
-                        let rows = Strided { start: ds.as_ptr(), row: 1, col: LINE };
+                        let start = if first == tile { Init::Zero } else { Init::Keep };
+                        let gradient = |lines: &[f32], rows: &[f32], out: &mut [f32]| {
+                            let a = Strided { start: lines.as_ptr(), row: LINE, col: 1 };
+                            let (b, c) = (rows[at..].as_ptr(), out.as_mut_ptr());
+                            block(a, b, d, c, d, keys, d, count, start);
+                        };
+                        gradient(p, d_rows, d_v);
+                        gradient(ds, q_rows, d_k);
+                        let a = Strided { start: ds.as_ptr(), row: 1, col: LINE };
                         let start = if tile == 0 { Init::Zero } else { Init::Keep };
-                        block(
-                            rows,
-                            qkv[k_at..].as_ptr(),
-                            stride,
-                            d_q,
-                            stride,
-                            count,
-                            d,
-                            keys,
-                            start,
-                        );
+                        let c = d_q[at..].as_mut_ptr();
+                        block(a, k_rows.as_ptr(), d, c, d, count, d, keys, start);
                     }
                 }
+                let add = order > 0;
+                // SAFETY: a task writes the rows of its sequence at its own heads.
+                unsafe {
+                    scatter(&d_qkv, k_at, stride, d, &d_k[..keys * d], add);
+                    scatter(&d_qkv, v_at, stride, d, &d_v[..keys * d], add);
+                }
             }
+            // SAFETY: as above.
+            unsafe {
+                scatter(&d_qkv, row * stride + head * d, stride, d, &d_q[..tokens * d], false)
+            };
         }
     });
+}
+
+/// Copies `count` rows of `d` values, `stride` apart, end to end.
+fn gather(from: &[f32], stride: usize, count: usize, d: usize, to: &mut [f32]) {
+    for (i, row) in to.chunks_exact_mut(d).take(count).enumerate() {
+        row.copy_from_slice(&from[i * stride..i * stride + d]);
+    }
+}
+
+/// Writes rows of `d` values to places `stride` apart, or adds them there.
+///
+/// # Safety
+/// No other worker uses those places at the same time.
+unsafe fn scatter(to: &Split<f32>, at: usize, stride: usize, d: usize, rows: &[f32], add: bool) {
+    for (i, row) in rows.chunks_exact(d).enumerate() {
+        // SAFETY: the caller's contract.
+        let place = unsafe { to.part(at + i * stride..at + i * stride + d) };
+        if add {
+            place.iter_mut().zip(row).for_each(|(p, r)| *p += r);
+        } else {
+            place.copy_from_slice(row);
+        }
+    }
 }
 
 fn check(shape: &AttentionShape, segments: &[Segment], rows: usize, q_len: usize, q_stride: usize) {
@@ -395,11 +392,11 @@ unsafe fn softmax_tile_body<S: Lanes>(scores: &mut [f32], running: &mut [f32], m
             let mut sum = S::splat(0.0);
             for line in scores.chunks_exact_mut(LINE) {
                 let p = line.as_mut_ptr().add(i * LANES);
-                let e = math::exp(S::load(p).sub(safe));
+                let e = math::exp_share(S::load(p).sub(safe));
                 e.store(p);
                 sum = sum.add(e);
             }
-            let factor = math::exp(old.sub(safe));
+            let factor = math::exp_share(old.sub(safe));
             let total = S::load(running.as_ptr().add(LINE + i * LANES)).fma(factor, sum);
             max.store(running.as_mut_ptr().add(i * LANES));
             total.store(running.as_mut_ptr().add(LINE + i * LANES));
@@ -433,7 +430,7 @@ unsafe fn score_gradients_body<S: Lanes>(
             let lines = p.chunks_exact_mut(LINE).zip(ds.chunks_exact_mut(LINE));
             for (j, (p, ds)) in lines.enumerate() {
                 let (p, ds) = (p.as_mut_ptr().add(i * LANES), ds.as_mut_ptr().add(i * LANES));
-                let mut e = math::exp(S::load(p).sub(log_sum));
+                let mut e = math::exp_share(S::load(p).sub(log_sum));
                 if let Some(shift) = mask {
                     e = e.keep_at_least(lane, S::splat(j as f32 - shift));
                 }

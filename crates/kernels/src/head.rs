@@ -503,7 +503,7 @@ unsafe fn exp_and_sum_body<S: Lanes>(lines: &mut [f32], stats: &mut [f32]) {
         for line in lines.chunks_exact_mut(HEAD_ROWS) {
             for i in 0..VECS {
                 let p = line.as_mut_ptr().add(i * LANES);
-                let e = math::exp(S::load(p).sub(max[i]));
+                let e = math::exp_share(S::load(p).sub(max[i]));
                 e.store(p);
                 sum[i] = sum[i].add(e);
             }
@@ -527,7 +527,7 @@ unsafe fn factors_body<S: Lanes>(out: &mut [f32], local: &[f32], max: &[f32]) {
         for i in 0..VECS {
             let difference =
                 S::load(local.as_ptr().add(i * LANES)).sub(S::load(max.as_ptr().add(i * LANES)));
-            math::exp(difference).store(out.as_mut_ptr().add(i * LANES));
+            math::exp_share(difference).store(out.as_mut_ptr().add(i * LANES));
         }
     }
 }

@@ -2,13 +2,28 @@
 
 use crate::lanes::{Lanes, stamp};
 
+/// e^x for x up to 0, 0 below -64: a share of a softmax that no sum in f32 would feel, cut off
+/// before it or a product with it becomes denormal, which costs a hundred times the time.
+#[inline(always)]
+pub(crate) unsafe fn exp_share<S: Lanes>(x: S) -> S {
+    // SAFETY: as the caller's.
+    unsafe { exp_above(x, -64.0) }
+}
+
 /// e^x with at most 2 units in the last place of error for x in [-87.3, 88.7]; 0 below, and the
-/// value at 88.7 above. Range reduction by ln 2 in two parts, then a polynomial of degree 6.
+/// value at 88.7 above.
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Lanes>(x: S) -> S {
     // SAFETY: as the caller's.
+    unsafe { exp_above(x, -87.3) }
+}
+
+/// Range reduction by ln 2 in two parts, then a polynomial of degree 6; 0 below `low`.
+#[inline(always)]
+unsafe fn exp_above<S: Lanes>(x: S, low: f32) -> S {
+    // SAFETY: as the caller's.
     unsafe {
-        let low = S::splat(-87.3);
+        let low = S::splat(low);
         let clamped = x.max(low).min(S::splat(88.7));
         let n = clamped.mul(S::splat(std::f32::consts::LOG2_E)).round().min(S::splat(127.0));
         let r = n.fma(S::splat(-0.693_359_4), clamped);

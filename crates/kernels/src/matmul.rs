@@ -2,17 +2,19 @@
 //!
 //! The idea that makes it fast: A is read by broadcast, so any row and column stride will do
 //! (its transpose costs nothing), and B by rows of up to 64 neighbouring columns, a tile of
-//! outputs staying in registers for 256 steps of K. Blocking stores and reloads the chain; it
-//! never splits it, so the bits are those of the plain loop.
+//! outputs staying in registers for 128 steps of K. Blocking stores and reloads the chain; it
+//! never splits it, so the bits are those of the plain loop. Operands whose neighbours lie far
+//! apart are copied together first, a block at a time.
 
 use crate::lanes::{LANES, Lanes, stamp};
 use crate::split::Split;
 use crate::team::Team;
+use std::mem::MaybeUninit;
 
 /// Columns a packed panel is wide.
 pub(crate) const PANEL: usize = 64;
 /// Steps of K between a load and a store of the chain.
-const K_BLOCK: usize = 256;
+const K_BLOCK: usize = 128;
 /// Rows a task takes when rows are shared out.
 const ROW_TASK: usize = 48;
 
@@ -164,46 +166,95 @@ pub fn matmul(
         let (rt, pt) = (task / panel_tasks, task % panel_tasks);
         let rows = rt * ROW_TASK..((rt + 1) * ROW_TASK).min(m);
         let panel_range = if panel_tasks == 1 { 0..panels } else { pt..pt + 1 };
+        let mut scratch = Scratch::new();
         for k0 in (0..k.max(1)).step_by(K_BLOCK) {
             let depth = K_BLOCK.min(k - k0);
-            for p in panel_range.clone() {
-                let (b_offset, b_stride) = match columns {
-                    Columns::Rows { stride } => (k0 * stride + p * PANEL, stride),
-                    Columns::Panels => {
-                        let width = panel_width(n, p);
-                        (p * PANEL * k + k0 * width, width)
+            // SAFETY: A, B and C were checked above; tasks write apart blocks of C.
+            unsafe {
+                let first = rows.start * a.row_stride + k0 * a.col_stride;
+                let mut block_a = Strided {
+                    start: a.data.as_ptr().add(first),
+                    row: a.row_stride,
+                    col: a.col_stride,
+                };
+                if a.row_stride == 1 && a.col_stride > ROW_TASK && rows.len() > 1 {
+                    block_a = scratch.gather_a(block_a, rows.len(), depth);
+                }
+                for p in panel_range.clone() {
+                    let width = (n - p * PANEL).min(PANEL);
+                    let (mut block_b, mut b_stride) = match columns {
+                        Columns::Rows { stride } => {
+                            (b.data.as_ptr().add(k0 * stride + p * PANEL), stride)
+                        }
+                        Columns::Panels => {
+                            let padded = panel_width(n, p);
+                            (b.data.as_ptr().add(p * PANEL * k + k0 * padded), padded)
+                        }
+                    };
+                    if b_stride > PANEL && rows.len() >= 12 {
+                        (block_b, b_stride) = scratch.gather_b(block_b, b_stride, width, depth);
                     }
-                };
-                let width = (n - p * PANEL).min(PANEL);
-                let start = match init {
-                    _ if k0 > 0 => Init::Keep,
-                    Init::Bias(bias) => Init::Bias(&bias[p * PANEL..p * PANEL + width]),
-                    other => other,
-                };
-                // SAFETY: A, B and C were checked above; tasks write apart blocks of C.
-                unsafe {
-                    block(
-                        Strided {
-                            start: a
-                                .data
-                                .as_ptr()
-                                .add(rows.start * a.row_stride + k0 * a.col_stride),
-                            row: a.row_stride,
-                            col: a.col_stride,
-                        },
-                        b.data.as_ptr().add(b_offset),
-                        b_stride,
-                        c.pointer().add(rows.start * c_stride + c_from + p * PANEL),
-                        c_stride,
-                        rows.len(),
-                        width,
-                        depth,
-                        start,
-                    );
+                    let start = match init {
+                        _ if k0 > 0 => Init::Keep,
+                        Init::Bias(bias) => Init::Bias(&bias[p * PANEL..p * PANEL + width]),
+                        other => other,
+                    };
+                    let c = c.pointer().add(rows.start * c_stride + c_from + p * PANEL);
+                    block(block_a, block_b, b_stride, c, c_stride, rows.len(), width, depth, start);
                 }
             }
         }
     });
+}
+
+/// Blocks of A and B, copied together; memory that is never read before it is written.
+struct Scratch {
+    a: MaybeUninit<[f32; K_BLOCK * ROW_TASK]>,
+    b: MaybeUninit<[f32; K_BLOCK * PANEL]>,
+}
+
+impl Scratch {
+    #[inline(always)]
+    fn new() -> Scratch {
+        Scratch { a: MaybeUninit::uninit(), b: MaybeUninit::uninit() }
+    }
+
+    /// Columns of A as lines of neighbouring rows.
+    ///
+    /// # Safety
+    /// `a.row` is 1; at most ROW_TASK rows and K_BLOCK columns are readable.
+    unsafe fn gather_a(&mut self, a: Strided, rows: usize, depth: usize) -> Strided {
+        let to = self.a.as_mut_ptr().cast::<f32>();
+        for step in 0..depth {
+            // SAFETY: inside both by the contract.
+            unsafe {
+                let from = a.start.add(step * a.col);
+                std::ptr::copy_nonoverlapping(from, to.add(step * ROW_TASK), rows);
+            }
+        }
+        Strided { start: to, row: 1, col: ROW_TASK }
+    }
+
+    /// Rows of a panel of B, end to end.
+    ///
+    /// # Safety
+    /// At most PANEL columns and K_BLOCK rows are readable.
+    unsafe fn gather_b(
+        &mut self,
+        b: *const f32,
+        stride: usize,
+        width: usize,
+        depth: usize,
+    ) -> (*const f32, usize) {
+        let to = self.b.as_mut_ptr().cast::<f32>();
+        for step in 0..depth {
+            // SAFETY: inside both by the contract.
+            unsafe {
+                std::ptr::copy_nonoverlapping(b.add(step * stride), to.add(step * PANEL), width);
+            }
+        }
+        (to.cast_const(), PANEL)
+    }
 }
 
 /// The address and strides of a matrix to read.
