@@ -93,7 +93,7 @@ impl pulp::WithSimd for SurveyPass<'_> {
 
     #[inline(always)]
     fn with_simd<A: pulp::Simd>(mut self, _: A) -> Option<Survey<f32>> {
-        let mut sums = Sums { reference: f32::NEG_INFINITY, mass: 0.0, moment: 0.0 };
+        let mut sums = Sums::default();
         let mut top = f32::NEG_INFINITY;
         if let Some(maxima) = &mut self.maxima {
             maxima.clear();
@@ -103,53 +103,76 @@ impl pulp::WithSimd for SurveyPass<'_> {
             if let Some(maxima) = &mut self.maxima {
                 maxima.extend_from_slice(&best);
             }
-            let chunk_top = best.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+            let chunk_top = best_of(best);
             top = if chunk_top > top { chunk_top } else { top };
             if chunk_top == f32::NEG_INFINITY {
                 // Nothing possible here, but perhaps a NaN.
-                let nan = chunk.iter().find(|z| z.is_nan());
-                sums.moment = nan.map_or(sums.moment, |&nan| f64::from(nan));
+                if chunk.iter().any(|z| z.is_nan()) {
+                    sums.moment[0] = f64::NAN;
+                }
                 continue;
             }
             sums.refer_to((chunk_top * self.scale).round());
             if sums.reference.abs() > LARGEST_REFERENCE {
                 return None;
             }
-            let [mass, moment] = sum_chunk(chunk, self.scale, sums.reference);
-            sums.mass += mass;
-            sums.moment += moment;
+            sums.add_chunk(chunk, self.scale);
         }
         Some(Survey { top: top.canonical(), moments: sums.relative_to(top, self.scale) })
     }
 }
 
-/// Σ 2^t and Σ t·2^t over t = z·scale − reference.
+/// Σ 2^t and Σ t·2^t over t = z·scale − reference, a sum a lane.
 struct Sums {
     reference: f32,
-    mass: f64,
-    moment: f64,
+    mass: [f64; LANES],
+    moment: [f64; LANES],
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self { reference: f32::NEG_INFINITY, mass: [0.0; LANES], moment: [0.0; LANES] }
+    }
 }
 
 impl Sums {
     /// Raises the reference, so that no weight is far above 1.
     #[inline(always)]
     fn refer_to(&mut self, reference: f32) {
-        if reference > self.reference {
-            if self.mass > 0.0 {
-                let shift = f64::from(self.reference) - f64::from(reference);
-                let factor = shift.exp2();
-                self.moment = (self.moment + shift * self.mass) * factor;
-                self.mass *= factor;
-            }
-            self.reference = reference;
+        if reference <= self.reference {
+            return;
         }
+        if self.reference.is_finite() {
+            let shift = f64::from(self.reference) - f64::from(reference);
+            let factor = shift.exp2();
+            for (moment, mass) in self.moment.iter_mut().zip(&mut self.mass) {
+                *moment = (*moment + shift * *mass) * factor;
+                *mass *= factor;
+            }
+        }
+        self.reference = reference;
+    }
+
+    #[inline(always)]
+    fn add_chunk(&mut self, chunk: &[f32], scale: f32) {
+        let (mut mass, mut moment) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+        let (groups, rest) = chunk.as_chunks::<LANES>();
+        for group in groups {
+            add_group(group, scale, self.reference, &mut mass, &mut moment);
+        }
+        if !rest.is_empty() {
+            add_group(&padded(rest), scale, self.reference, &mut mass, &mut moment);
+        }
+        widen(&mass, &mut self.mass);
+        widen(&moment, &mut self.moment);
     }
 
     fn relative_to(&self, top: f32, scale: f32) -> Moments {
         let top = f64::from(top) * f64::from(scale) - f64::from(self.reference);
         let factor = (-top).exp2();
-        let mass = self.mass * factor;
-        let log_moment = (self.moment - top * self.mass) * factor * std::f64::consts::LN_2;
+        let (sum, moment) = (self.mass.iter().sum::<f64>(), self.moment.iter().sum::<f64>());
+        let mass = sum * factor;
+        let log_moment = (moment - top * sum) * factor * std::f64::consts::LN_2;
         Moments { mass, log_moment, error: 5e-6 + 1.5e-7 * (log_moment / mass).abs() }
     }
 }
@@ -173,17 +196,26 @@ fn padded<S: Score>(rest: &[S]) -> [S; LANES] {
     group
 }
 
+/// The best lane, by halves.
 #[inline(always)]
-fn sum_chunk(chunk: &[f32], scale: f32, reference: f32) -> [f64; 2] {
-    let (mut mass, mut moment) = ([0.0_f32; LANES], [0.0_f32; LANES]);
-    let (groups, rest) = chunk.as_chunks::<LANES>();
-    for group in groups {
-        add_group(group, scale, reference, &mut mass, &mut moment);
+fn best_of<S: Score>(mut best: [S; LANES]) -> S {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            if best[lane + half] > best[lane] {
+                best[lane] = best[lane + half];
+            }
+        }
+        half /= 2;
     }
-    if !rest.is_empty() {
-        add_group(&padded(rest), scale, reference, &mut mass, &mut moment);
+    best[0]
+}
+
+#[inline(always)]
+fn widen(from: &[f32; LANES], into: &mut [f64; LANES]) {
+    for lane in 0..LANES {
+        into[lane] += f64::from(from[lane]);
     }
-    [mass.iter().copied().map(f64::from).sum(), moment.iter().copied().map(f64::from).sum()]
 }
 
 #[inline(always)]
