@@ -29,7 +29,10 @@ pub fn check(experiment: &Experiment, data: &Dataset) -> Result<(), CliError> {
         let wrong = |what: String| CliError::input(format!("arm `{}`: {what}", arm.name));
         let config = config(experiment, arm, 0, data)?;
         config.train.check().map_err(|e| wrong(e.to_string()))?;
-        config.model.check().map_err(|e| wrong(e.to_string()))?;
+        // Order 0, every token alike, is an anchor here and no model to train by itself.
+        if arm.kind != ArmKind::Uniform {
+            config.model.check().map_err(|e| wrong(e.to_string()))?;
+        }
         if let Some(limit) = config.model.context_limit()
             && longest > limit + 1
         {

@@ -12,8 +12,8 @@ use compare::{
 };
 use corpus::{Dataset, Side};
 use ledger::{Account, Report};
-use models::ngram::Counter;
-use models::{Batch, Model, ModelConfig, Runner, Workload};
+use models::ngram::{Counter, Ngram};
+use models::{Batch, Model, ModelConfig, NgramConfig, Runner, Workload};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -98,12 +98,19 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn run(&self, arm: &Arm, stop: &AtomicUsize) -> Result<Record, CliError> {
-        let mut record = match &self.config.model {
-            ModelConfig::Ngram(_) => self.count(),
-            _ => self.descend(arm, stop),
-        }?;
-        if record.failed.is_none() {
-            let model = SavedModel::open(&self.dir).map_err(CliError::failed)?;
+        let (mut record, model) = match &self.config.model {
+            ModelConfig::Ngram(config) => {
+                let (record, model) = self.count(config)?;
+                (record, Some(SavedModel::Counts(model)))
+            }
+            _ => {
+                let record = self.descend(arm, stop)?;
+                let good = record.failed.is_none();
+                let model = good.then(|| SavedModel::open(&self.dir)).transpose();
+                (record, model.map_err(CliError::failed)?)
+            }
+        };
+        if let Some(model) = model {
             let batch = self.config.train.micro_batch;
             let scores =
                 crate::cmd::eval::score(&model, self.data, Side::Test, batch, self.args.threads)?;
@@ -185,10 +192,7 @@ impl Work<'_> {
     }
 
     /// Counts, smoothing chosen on the validation side.
-    fn count(&self) -> Result<Record, CliError> {
-        let ModelConfig::Ngram(config) = &self.config.model else {
-            return Err(CliError::failed("not a model of counts"));
-        };
+    fn count(&self, config: &NgramConfig) -> Result<(Record, Ngram), CliError> {
         let started = Instant::now();
         let train = self.data.side(Side::Train);
         let mut counter = Counter::new(config).map_err(CliError::input)?;
@@ -208,7 +212,9 @@ impl Work<'_> {
         let saved = ModelConfig::Ngram(model.config().clone());
         let tokenizer = self.data.tokenizer().to_bytes();
         train::write_description(&self.dir, &saved, &tokenizer).map_err(failed)?;
-        train::write_counts(&self.dir, &model).map_err(failed)?;
+        if config.order > 0 {
+            train::write_counts(&self.dir, &model).map_err(failed)?;
+        }
         let best = trials.iter().map(|trial| trial.loss).fold(f64::INFINITY, f64::min);
         let tokens = Sequences::targets(train);
         let choice = (trials.len() > 1)
@@ -233,7 +239,7 @@ impl Work<'_> {
             ..Record::default()
         };
         record.memory.peak_process_bytes = peak;
-        Ok(record)
+        Ok((record, model))
     }
 
     /// The most probable next tokens after each prompt.
@@ -283,7 +289,7 @@ fn sequences(data: &Dataset, side: Side) -> Vec<Vec<u32>> {
 }
 
 /// The smoothing of a model of counts in words.
-fn words(model: &models::ngram::Ngram) -> String {
+fn words(model: &Ngram) -> String {
     match model.smoothing() {
         models::Smoothing::Add { add } => format!("{add} added to every count"),
         models::Smoothing::Interpolated { lambda } => {

@@ -352,7 +352,7 @@ impl Context<'_, '_> {
             b,
             loss: estimate(loss, self.level),
             accuracy: estimate(accuracy, self.level),
-            p_value: loss.p_value(self.experiment.confidence),
+            p_value: loss.p_value(),
             detectable,
             seeds: loss.seeds,
             verdict: Verdict::of(&evidence),
