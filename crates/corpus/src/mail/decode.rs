@@ -21,12 +21,12 @@ pub(super) fn text_of<'a>(
 ) -> Cow<'a, str> {
     let declared = declared_encoding(part);
     let charset = charset(part);
-    let known = charset.as_deref().map(|name| charset_decoder(name.as_bytes()).is_some());
+    let known = charset.as_deref().map(|name| decoder(name).is_some());
     let doubtful = part.is_encoding_problem
         || (known == Some(false) && !found.is_ascii())
         || (known.is_none() && !found.is_ascii())
         || found.contains('\u{FFFD}')
-        || (declared == Encoding::Base64 && has_controls(found));
+        || declared == Encoding::Base64;
     if !doubtful {
         return Cow::Borrowed(found);
     }
@@ -38,6 +38,7 @@ pub(super) fn text_of<'a>(
         mended.mislabelled_encoding += 1;
         return Cow::Owned(charset_decode(charset.as_deref(), body, mended));
     }
+    mended.loose_base64 += u64::from(declared == Encoding::Base64 && text != found);
     Cow::Owned(text)
 }
 
@@ -76,16 +77,21 @@ fn transfer_decode<'a>(declared: Encoding, body: &'a [u8], mended: &mut Mended) 
             }
         },
         Encoding::Base64 => match loose_base64(body) {
-            Some(bytes) => {
-                mended.loose_base64 += 1;
-                Cow::Owned(bytes)
-            }
+            Some(bytes) => Cow::Owned(bytes),
             None => {
                 mended.mislabelled_encoding += 1;
                 Cow::Borrowed(body)
             }
         },
     }
+}
+
+/// The decoder of a charset; the library has none for UTF-8.
+fn decoder(charset: &str) -> Option<fn(&[u8]) -> String> {
+    if ["utf-8", "utf8"].iter().any(|name| charset.eq_ignore_ascii_case(name)) {
+        return Some(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    }
+    charset_decoder(charset.as_bytes())
 }
 
 /// Base64 without its blanks, with the padding it should have and its spare bits cleared.
@@ -121,8 +127,8 @@ fn clear_low_bits(clean: &mut [u8], bits: u32) {
 
 /// By the charset named; without a known one UTF-8 where it is that, else Windows-1252.
 fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> String {
-    if let Some(decoder) = charset.and_then(|name| charset_decoder(name.as_bytes())) {
-        let text = decoder(bytes);
+    if let Some(decode) = charset.and_then(decoder) {
+        let text = decode(bytes);
         if !text.contains('\u{FFFD}') {
             return text;
         }
@@ -132,14 +138,14 @@ fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> S
             None => mended.missing_charset += 1,
             Some(_) => mended.unknown_charset += 1,
         }
-    } else if charset.is_some_and(|name| charset_decoder(name.as_bytes()).is_none()) {
+    } else if charset.is_some_and(|name| decoder(name).is_none()) {
         mended.unknown_charset += 1;
     }
     if let Ok(text) = std::str::from_utf8(bytes) {
         return text.to_owned();
     }
-    match charset_decoder(b"windows-1252") {
-        Some(decoder) => decoder(bytes),
+    match decoder("windows-1252") {
+        Some(decode) => decode(bytes),
         None => bytes.iter().map(|&b| char::from(b)).collect(),
     }
 }

@@ -13,7 +13,7 @@ pub use depth::MAX_DEPTH;
 pub use strip::{Stripped, strip};
 
 use decode::text_of;
-use mail_parser::{HeaderValue, Message, MessageParser, MessagePart, PartType};
+use mail_parser::{HeaderValue, Message, MessageParser, MessagePart, MimeHeaders, PartType};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -99,6 +99,12 @@ impl MailReader {
         if plain.trim().is_empty() {
             plain = join(&message, &message.html_body, |part| self.html(part, &message, mended));
         }
+        if plain.trim().is_empty() {
+            // A message cut short: parts whose end is missing are not in the library's body lists.
+            let cut: Vec<u32> =
+                (0..message.parts.len() as u32).filter(|&id| is_cut_text(&message, id)).collect();
+            plain = join(&message, &cut, |part| self.plain(part, &message, mended));
+        }
         mail.from_html = message.text_body.iter().all(|&id| is_html(&message, id))
             && !message.text_body.is_empty();
         mail.text = plain;
@@ -145,6 +151,15 @@ pub enum Quotes {
 
 fn is_html(message: &Message<'_>, id: u32) -> bool {
     message.parts.get(id as usize).is_some_and(|part| matches!(part.body, PartType::Html(_)))
+}
+
+fn is_cut_text(message: &Message<'_>, id: u32) -> bool {
+    message.parts.get(id as usize).is_some_and(|part| {
+        let disposition = part.content_disposition();
+        part.is_encoding_problem
+            && part.is_text()
+            && !disposition.is_some_and(|d| d.is_attachment())
+    })
 }
 
 /// The texts of some parts, one after the other.
