@@ -4,7 +4,7 @@
 
 use super::Mended;
 use mail_parser::{
-    Encoding, HeaderName, HeaderValue, MessagePart,
+    Encoding, HeaderName, HeaderValue, MessagePart, MimeHeaders,
     decoders::{
         base64::base64_decode, charsets::map::charset_decoder,
         quoted_printable::quoted_printable_decode,
@@ -40,6 +40,36 @@ pub(super) fn text_of<'a>(
     }
     mended.loose_base64 += u64::from(declared == Encoding::Base64 && text != found);
     Cow::Owned(text)
+}
+
+/// The charset and bytes of a message that is one part of plain text without a transfer encoding, in
+/// a charset that extends ASCII.
+pub(super) fn simple_body<'a>(
+    root: &MessagePart<'_>,
+    raw: &'a [u8],
+) -> Option<(Option<String>, &'a [u8])> {
+    let plain = root.content_type().is_none_or(|kind| {
+        kind.ctype().eq_ignore_ascii_case("text")
+            && kind.subtype().is_some_and(|sub| sub.eq_ignore_ascii_case("plain"))
+    });
+    let attached = root.content_disposition().is_some_and(|d| d.is_attachment());
+    let charset = charset(root);
+    let extends = charset.as_deref().is_none_or(extends_ascii);
+    if !plain || attached || !extends || declared_encoding(root) != Encoding::None {
+        return None;
+    }
+    let lf = memchr::memmem::find(raw, b"\n\n").map(|at| at + 2);
+    let crlf = memchr::memmem::find(&raw[..lf.unwrap_or(raw.len())], b"\n\r\n").map(|at| at + 3);
+    let body = crlf.or(lf).unwrap_or(raw.len());
+    Some((charset, &raw[body..]))
+}
+
+/// Charsets whose text is ASCII wherever its bytes are.
+fn extends_ascii(charset: &str) -> bool {
+    const NAMES: [&str; 6] = ["us-ascii", "ascii", "ansi_x3", "utf-8", "utf8", "iso-8859"];
+    let starts =
+        |name: &&str| charset.get(..name.len()).is_some_and(|c| c.eq_ignore_ascii_case(name));
+    NAMES.iter().any(starts)
 }
 
 fn declared_encoding(part: &MessagePart<'_>) -> Encoding {
@@ -126,7 +156,10 @@ fn clear_low_bits(clean: &mut [u8], bits: u32) {
 }
 
 /// By the charset named; without a known one UTF-8 where it is that, else Windows-1252.
-fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> String {
+pub(super) fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> String {
+    if bytes.is_ascii() && charset.is_none_or(extends_ascii) {
+        return String::from_utf8_lossy(bytes).into_owned();
+    }
     if let Some(decode) = charset.and_then(decoder) {
         let text = decode(bytes);
         if !text.contains('\u{FFFD}') {

@@ -85,6 +85,9 @@ impl MailReader {
         if let Some(why) = depth::refusal(raw) {
             return Err(why);
         }
+        if let Some(mail) = self.read_simple(raw, mended) {
+            return Ok(mail);
+        }
         let message = self.parser.parse(raw).ok_or("no header can be read")?;
         let headers = !message.headers().is_empty();
         if !headers && !crate::source::is_header_line(raw) {
@@ -109,6 +112,15 @@ impl MailReader {
             && !message.text_body.is_empty();
         mail.text = plain;
         Ok(mail)
+    }
+
+    /// Reads a message that is plain text as it stands, which most are, without looking for parts.
+    fn read_simple(&self, raw: &[u8], mended: &mut Mended) -> Option<Mail> {
+        let message = self.parser.parse_headers(raw)?;
+        let (charset, body) = decode::simple_body(message.root_part(), raw)?;
+        let header = self.header.as_deref().and_then(|name| header(&message, name));
+        let text = decode::charset_decode(charset.as_deref(), body, mended);
+        Some(Mail { header, text, ..headers_of(&message) })
     }
 
     fn plain(
