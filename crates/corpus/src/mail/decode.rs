@@ -157,8 +157,11 @@ fn clear_low_bits(clean: &mut [u8], bits: u32) {
 
 /// By the charset named; without a known one UTF-8 where it is that, else Windows-1252.
 pub(super) fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> String {
-    if bytes.is_ascii() && charset.is_none_or(extends_ascii) {
-        return String::from_utf8_lossy(bytes).into_owned();
+    if bytes.is_ascii()
+        && charset.is_none_or(extends_ascii)
+        && let Ok(text) = std::str::from_utf8(bytes)
+    {
+        return text.to_owned();
     }
     if let Some(decode) = charset.and_then(decoder) {
         let text = decode(bytes);
