@@ -150,8 +150,9 @@ enum SideArg {
 }
 
 fn parse_split(text: &str) -> Result<[u32; 3], String> {
-    let parts: Vec<u32> = text.split(['/', ',']).filter_map(|part| part.trim().parse().ok()).collect();
-    parts.try_into().map_err(|_| format!("expected three shares as 80/10/10, found `{text}`"))
+    let parts: Result<Vec<u32>, _> = text.split('/').map(|part| part.trim().parse()).collect();
+    let three = parts.ok().and_then(|parts| parts.try_into().ok());
+    three.ok_or_else(|| format!("expected three shares as 80/10/10, found `{text}`"))
 }
 
 /// Runs `autoreg data`.
@@ -291,7 +292,13 @@ fn summary(manifest: &Manifest) -> String {
         out,
         "{} messages read from {} source(s): {} kept, {} exact duplicates, {} near-duplicates dropped, \
          {} without text of their own; {} unreadable",
-        m.read, manifest.sources.len(), m.kept, m.duplicates, m.near_duplicates_dropped, m.empty, m.unreadable
+        m.read,
+        manifest.sources.len(),
+        m.kept,
+        m.duplicates,
+        m.near_duplicates_dropped,
+        m.empty,
+        m.unreadable
     );
     let v = &manifest.vocabulary;
     let kind = match v.kind {
@@ -301,20 +308,40 @@ fn summary(manifest: &Manifest) -> String {
     let _ = writeln!(
         out,
         "vocabulary: {} entries ({kind}, {} distinct in train); cap {} tokens; seed {}; {} groups by {}",
-        v.size, v.distinct_in_train, manifest.max_len, manifest.seed, manifest.groups, manifest.group_by
+        v.size,
+        v.distinct_in_train,
+        manifest.max_len,
+        manifest.seed,
+        manifest.groups,
+        manifest.group_by
     );
     let _ = writeln!(
         out,
         "\n{:<6} {:>9} {:>7} {:>10} {:>10} {:>7} {:>7} {:>10} {:>9}",
-        "side", "messages", "groups", "tokens", "targets", "share", "<unk>", "truncated", "seen run"
+        "side",
+        "messages",
+        "groups",
+        "tokens",
+        "targets",
+        "share",
+        "<unk>",
+        "truncated",
+        "seen run"
     );
     for side in Side::ALL {
         let s = manifest.side(side);
         let _ = writeln!(
             out,
             "{:<6} {:>9} {:>7} {:>10} {:>10} {:>6.1}% {:>6.2}% {:>10} {:>9}",
-            side.name(), s.messages, s.groups, s.tokens, s.target_tokens,
-            100.0 * s.token_share, 100.0 * s.unk_rate, s.truncated, s.seen_run
+            side.name(),
+            s.messages,
+            s.groups,
+            s.tokens,
+            s.target_tokens,
+            100.0 * s.token_share,
+            100.0 * s.unk_rate,
+            s.truncated,
+            s.seen_run
         );
     }
     let n = &manifest.near_duplicates;
@@ -322,7 +349,11 @@ fn summary(manifest: &Manifest) -> String {
         NearDuplicates::Drop => "dropped",
         NearDuplicates::Keep => "kept",
     };
-    let _ = writeln!(out, "\nnear-duplicates of an earlier side: {} in valid, {} in test ({policy})", n.in_valid, n.in_test);
+    let _ = writeln!(
+        out,
+        "\nnear-duplicates of an earlier side: {} in valid, {} in test ({policy})",
+        n.in_valid, n.in_test
+    );
     let s = &manifest.stripped;
     let _ = writeln!(
         out,
@@ -336,7 +367,10 @@ fn summary(manifest: &Manifest) -> String {
 fn warnings(manifest: &Manifest, out: &mut String) {
     let (m, messages) = (&manifest.mended, &manifest.messages);
     let counts = [
-        (m.missing_charset, "without a charset for bytes beyond ASCII (read as UTF-8 or Windows-1252)"),
+        (
+            m.missing_charset,
+            "without a charset for bytes beyond ASCII (read as UTF-8 or Windows-1252)",
+        ),
         (m.unknown_charset, "with an unknown or wrong charset (read as UTF-8 or Windows-1252)"),
         (m.loose_base64, "with loose base64 (decoded)"),
         (m.mislabelled_encoding, "with a wrong transfer encoding (kept as text)"),
@@ -347,10 +381,18 @@ fn warnings(manifest: &Manifest, out: &mut String) {
         let _ = writeln!(out, "warning: {count} {what}");
     }
     for message in manifest.unreadable.iter().take(5) {
-        let _ = writeln!(out, "unreadable: {} message {}: {}", message.path, message.number, message.why);
+        let _ = writeln!(
+            out,
+            "unreadable: {} message {}: {}",
+            message.path, message.number, message.why
+        );
     }
     if manifest.messages.unreadable > 5 {
-        let _ = writeln!(out, "unreadable: {} more, listed in manifest.json", manifest.messages.unreadable - 5);
+        let _ = writeln!(
+            out,
+            "unreadable: {} more, listed in manifest.json",
+            manifest.messages.unreadable - 5
+        );
     }
 }
 
@@ -465,7 +507,11 @@ fn render(inspection: &Inspection<'_>) -> String {
     for s in &inspection.samples {
         let cut = if s.truncated { ", truncated" } else { "" };
         let seen = if s.seen_run { ", has a run seen in train" } else { "" };
-        let _ = writeln!(out, "  #{} [{}, {} tokens{cut}{seen}]\n    {}", s.index, s.group, s.tokens, s.text);
+        let _ = writeln!(
+            out,
+            "  #{} [{}, {} tokens{cut}{seen}]\n    {}",
+            s.index, s.group, s.tokens, s.text
+        );
     }
     if inspection.verified {
         out.push_str("\nall hashes are right\n");
@@ -476,7 +522,13 @@ fn render(inspection: &Inspection<'_>) -> String {
 fn histogram(manifest: &Manifest, out: &mut String) {
     const WIDTH: u64 = 50;
     let bins = &manifest.sides.train.lengths;
-    let count = |bin: usize| Side::ALL.iter().filter_map(|&s| manifest.side(s).lengths.get(bin)).map(|l| l.1).sum::<u64>();
+    let count = |bin: usize| {
+        Side::ALL
+            .iter()
+            .filter_map(|&s| manifest.side(s).lengths.get(bin))
+            .map(|l| l.1)
+            .sum::<u64>()
+    };
     let most = (0..bins.len()).map(count).max().unwrap_or(0).max(1);
     let mut from = 1;
     for (bin, (to, _)) in bins.iter().enumerate() {

@@ -45,7 +45,7 @@ impl Wanted {
         self.hashes.sort_unstable();
         self.hashes.dedup();
         self.marked = vec![false; self.hashes.len()];
-        self.filter = vec![0; (self.hashes.len() / 8).next_power_of_two().max(8)];
+        self.filter = vec![0; (self.hashes.len() / 4).next_power_of_two().max(8)];
         for &hash in &self.hashes {
             let (word, bit) = place(hash, self.filter.len());
             self.filter[word] |= bit;
