@@ -79,6 +79,10 @@ impl Dataset {
                     side.name()
                 )));
             }
+            if crate::hash::hex(file.body_sha256()) != info.body_sha256 {
+                let what = format!("{} is not the file it names (another hash)", side.file_name());
+                return Err(fail(what));
+            }
         }
         let group_names = read_groups(dir)?;
         if group_names.len() as u64 != manifest.groups {

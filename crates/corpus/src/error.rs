@@ -80,6 +80,15 @@ pub enum Error {
         /// What messages are grouped by.
         group_by: String,
     },
+    /// Every message of a side is a near-duplicate of an earlier side's.
+    #[error(
+        "the {side} side gets no message: all of them are near-duplicates of messages on an earlier \
+         side; keep near-duplicates, choose another seed, or give more varied input"
+    )]
+    NothingNew {
+        /// The side left empty.
+        side: &'static str,
+    },
     /// An option out of its range.
     #[error("{option}: {found} is not possible; expected {expected}")]
     Option {

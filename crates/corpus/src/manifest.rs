@@ -165,6 +165,8 @@ pub struct SideInfo {
     pub file: String,
     /// Its SHA-256.
     pub sha256: String,
+    /// The SHA-256 of its body, which its header holds: compared whenever the data set is opened.
+    pub body_sha256: String,
 }
 
 /// Near-duplicates across sides.

@@ -210,6 +210,11 @@ impl TokenFile {
         }
     }
 
+    /// The SHA-256 that the body should have ([`verify`](Self::verify) checks that it does).
+    pub fn body_sha256(&self) -> &[u8; 32] {
+        &self.header.body_sha256
+    }
+
     /// Number of sequences.
     pub fn len(&self) -> usize {
         self.header.sequences as usize

@@ -59,10 +59,9 @@ impl TokenWriter {
     /// The file cannot be written.
     pub fn push(&mut self, ids: &[u32], group: u32, truncated: bool) -> Result<(), Error> {
         self.scratch.clear();
-        if self.header.vocab_size <= 65_536 {
-            self.scratch.extend(ids.iter().flat_map(|&id| (id as u16).to_le_bytes()));
-        } else {
-            self.scratch.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+        let id_bytes = if self.header.vocab_size <= 65_536 { 2 } else { 4 };
+        for id in ids {
+            self.scratch.extend_from_slice(&id.to_le_bytes()[..id_bytes]);
         }
         self.header.tokens += ids.len() as u64;
         self.offsets.push(self.header.tokens);

@@ -4,7 +4,7 @@
 
 use super::Mended;
 use mail_parser::{
-    Encoding, HeaderName, HeaderValue, MessagePart,
+    Encoding, HeaderName, HeaderValue, MessagePart, MimeHeaders,
     decoders::{
         base64::base64_decode, charsets::map::charset_decoder,
         quoted_printable::quoted_printable_decode,
@@ -21,12 +21,12 @@ pub(super) fn text_of<'a>(
 ) -> Cow<'a, str> {
     let declared = declared_encoding(part);
     let charset = charset(part);
-    let known = charset.as_deref().map(|name| charset_decoder(name.as_bytes()).is_some());
+    let known = charset.as_deref().map(|name| decoder(name).is_some());
     let doubtful = part.is_encoding_problem
         || (known == Some(false) && !found.is_ascii())
         || (known.is_none() && !found.is_ascii())
         || found.contains('\u{FFFD}')
-        || (declared == Encoding::Base64 && has_controls(found));
+        || declared == Encoding::Base64;
     if !doubtful {
         return Cow::Borrowed(found);
     }
@@ -38,7 +38,38 @@ pub(super) fn text_of<'a>(
         mended.mislabelled_encoding += 1;
         return Cow::Owned(charset_decode(charset.as_deref(), body, mended));
     }
+    mended.loose_base64 += u64::from(declared == Encoding::Base64 && text != found);
     Cow::Owned(text)
+}
+
+/// The charset and bytes of a message that is one part of plain text without a transfer encoding, in
+/// a charset that extends ASCII.
+pub(super) fn simple_body<'a>(
+    root: &MessagePart<'_>,
+    raw: &'a [u8],
+) -> Option<(Option<String>, &'a [u8])> {
+    let plain = root.content_type().is_none_or(|kind| {
+        kind.ctype().eq_ignore_ascii_case("text")
+            && kind.subtype().is_some_and(|sub| sub.eq_ignore_ascii_case("plain"))
+    });
+    let attached = root.content_disposition().is_some_and(|d| d.is_attachment());
+    let charset = charset(root);
+    let extends = charset.as_deref().is_none_or(extends_ascii);
+    if !plain || attached || !extends || declared_encoding(root) != Encoding::None {
+        return None;
+    }
+    let lf = memchr::memmem::find(raw, b"\n\n").map(|at| at + 2);
+    let crlf = memchr::memmem::find(&raw[..lf.unwrap_or(raw.len())], b"\n\r\n").map(|at| at + 3);
+    let body = crlf.or(lf).unwrap_or(raw.len());
+    Some((charset, &raw[body..]))
+}
+
+/// Charsets whose text is ASCII wherever its bytes are.
+fn extends_ascii(charset: &str) -> bool {
+    const NAMES: [&str; 6] = ["us-ascii", "ascii", "ansi_x3", "utf-8", "utf8", "iso-8859"];
+    let starts =
+        |name: &&str| charset.get(..name.len()).is_some_and(|c| c.eq_ignore_ascii_case(name));
+    NAMES.iter().any(starts)
 }
 
 fn declared_encoding(part: &MessagePart<'_>) -> Encoding {
@@ -76,16 +107,21 @@ fn transfer_decode<'a>(declared: Encoding, body: &'a [u8], mended: &mut Mended) 
             }
         },
         Encoding::Base64 => match loose_base64(body) {
-            Some(bytes) => {
-                mended.loose_base64 += 1;
-                Cow::Owned(bytes)
-            }
+            Some(bytes) => Cow::Owned(bytes),
             None => {
                 mended.mislabelled_encoding += 1;
                 Cow::Borrowed(body)
             }
         },
     }
+}
+
+/// The decoder of a charset; the library has none for UTF-8.
+fn decoder(charset: &str) -> Option<fn(&[u8]) -> String> {
+    if ["utf-8", "utf8"].iter().any(|name| charset.eq_ignore_ascii_case(name)) {
+        return Some(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    }
+    charset_decoder(charset.as_bytes())
 }
 
 /// Base64 without its blanks, with the padding it should have and its spare bits cleared.
@@ -120,9 +156,15 @@ fn clear_low_bits(clean: &mut [u8], bits: u32) {
 }
 
 /// By the charset named; without a known one UTF-8 where it is that, else Windows-1252.
-fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> String {
-    if let Some(decoder) = charset.and_then(|name| charset_decoder(name.as_bytes())) {
-        let text = decoder(bytes);
+pub(super) fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> String {
+    if bytes.is_ascii()
+        && charset.is_none_or(extends_ascii)
+        && let Ok(text) = std::str::from_utf8(bytes)
+    {
+        return text.to_owned();
+    }
+    if let Some(decode) = charset.and_then(decoder) {
+        let text = decode(bytes);
         if !text.contains('\u{FFFD}') {
             return text;
         }
@@ -132,14 +174,14 @@ fn charset_decode(charset: Option<&str>, bytes: &[u8], mended: &mut Mended) -> S
             None => mended.missing_charset += 1,
             Some(_) => mended.unknown_charset += 1,
         }
-    } else if charset.is_some_and(|name| charset_decoder(name.as_bytes()).is_none()) {
+    } else if charset.is_some_and(|name| decoder(name).is_none()) {
         mended.unknown_charset += 1;
     }
     if let Ok(text) = std::str::from_utf8(bytes) {
         return text.to_owned();
     }
-    match charset_decoder(b"windows-1252") {
-        Some(decoder) => decoder(bytes),
+    match decoder("windows-1252") {
+        Some(decode) => decode(bytes),
         None => bytes.iter().map(|&b| char::from(b)).collect(),
     }
 }

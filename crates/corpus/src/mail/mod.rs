@@ -13,7 +13,7 @@ pub use depth::MAX_DEPTH;
 pub use strip::{Stripped, strip};
 
 use decode::text_of;
-use mail_parser::{HeaderValue, Message, MessageParser, MessagePart, PartType};
+use mail_parser::{HeaderValue, Message, MessageParser, MessagePart, MimeHeaders, PartType};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -85,6 +85,9 @@ impl MailReader {
         if let Some(why) = depth::refusal(raw) {
             return Err(why);
         }
+        if let Some(mail) = self.read_simple(raw, mended) {
+            return Ok(mail);
+        }
         let message = self.parser.parse(raw).ok_or("no header can be read")?;
         let headers = !message.headers().is_empty();
         if !headers && !crate::source::is_header_line(raw) {
@@ -99,10 +102,25 @@ impl MailReader {
         if plain.trim().is_empty() {
             plain = join(&message, &message.html_body, |part| self.html(part, &message, mended));
         }
+        if plain.trim().is_empty() {
+            // A message cut short: parts whose end is missing are not in the library's body lists.
+            let cut: Vec<u32> =
+                (0..message.parts.len() as u32).filter(|&id| is_cut_text(&message, id)).collect();
+            plain = join(&message, &cut, |part| self.plain(part, &message, mended));
+        }
         mail.from_html = message.text_body.iter().all(|&id| is_html(&message, id))
             && !message.text_body.is_empty();
         mail.text = plain;
         Ok(mail)
+    }
+
+    /// Reads a message that is plain text as it stands, which most are, without looking for parts.
+    fn read_simple(&self, raw: &[u8], mended: &mut Mended) -> Option<Mail> {
+        let message = self.parser.parse_headers(raw)?;
+        let (charset, body) = decode::simple_body(message.root_part(), raw)?;
+        let header = self.header.as_deref().and_then(|name| header(&message, name));
+        let text = decode::charset_decode(charset.as_deref(), body, mended);
+        Some(Mail { header, text, ..headers_of(&message) })
     }
 
     fn plain(
@@ -145,6 +163,15 @@ pub enum Quotes {
 
 fn is_html(message: &Message<'_>, id: u32) -> bool {
     message.parts.get(id as usize).is_some_and(|part| matches!(part.body, PartType::Html(_)))
+}
+
+fn is_cut_text(message: &Message<'_>, id: u32) -> bool {
+    message.parts.get(id as usize).is_some_and(|part| {
+        let disposition = part.content_disposition();
+        part.is_encoding_problem
+            && part.is_text()
+            && !disposition.is_some_and(|d| d.is_attachment())
+    })
 }
 
 /// The texts of some parts, one after the other.

@@ -114,7 +114,7 @@ impl<'o> Ingest<'o> {
             self.counts.duplicates += 1;
             return Ok(());
         }
-        lowercase_into(&text, &mut self.lower);
+        // `lower` is the text still, from the hash.
         let words = Words::new(&self.lower).take(self.options.max_len - 1).count();
         let tokens = (words + 2).min(self.options.max_len) as u32;
         let offset = self.spill.push(&text)?;

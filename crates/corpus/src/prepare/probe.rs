@@ -1,7 +1,7 @@
 //! The leak probe: which messages of valid and test contain a long run of tokens that train has too.
 //!
-//! All runs of [`RUN`] ids of train (without `<bos>` and `<eos>`) are hashed, one part of the hash
-//! space at a time so that memory stays within [`MEMORY`], and the runs of the other sides looked up.
+//! All runs of [`RUN`] ids of a side (without `<bos>` and `<eos>`) are hashed, one part of the hash
+//! space at a time so that memory stays within [`MEMORY`], and train's runs looked up among them.
 
 use crate::{TokenFile, hash::mix};
 
@@ -18,18 +18,57 @@ pub(super) fn seen_runs(train: &TokenFile, file: &TokenFile) -> Vec<bool> {
 
 fn seen_runs_within(train: &TokenFile, file: &TokenFile, memory: usize) -> Vec<bool> {
     let mut seen = vec![false; file.len()];
-    let parts = (train.num_tokens() * 8).div_ceil(memory).max(1) as u64;
+    let parts = (file.num_tokens() * 8).div_ceil(memory).max(1) as u64;
     for part in 0..parts {
         let in_part = |hash: &u64| hash % parts == part;
-        let mut hashes = Vec::new();
-        each_sequence(train, |_, ids| hashes.extend(runs(ids).filter(in_part)));
-        hashes.sort_unstable();
-        hashes.dedup();
+        let mut wanted = Wanted::default();
+        each_sequence(file, |_, ids| wanted.hashes.extend(runs(ids).filter(in_part)));
+        wanted.build();
+        each_sequence(train, |_, ids| runs(ids).filter(in_part).for_each(|hash| wanted.mark(hash)));
         each_sequence(file, |i, ids| {
-            seen[i] |= runs(ids).filter(in_part).any(|hash| hashes.binary_search(&hash).is_ok());
+            seen[i] |= runs(ids).filter(in_part).any(|hash| wanted.is_marked(hash));
         });
     }
     seen
+}
+
+/// Hashes to look for; most others are told apart by one bit.
+#[derive(Default)]
+struct Wanted {
+    hashes: Vec<u64>,
+    marked: Vec<bool>,
+    filter: Vec<u64>,
+}
+
+impl Wanted {
+    fn build(&mut self) {
+        self.hashes.sort_unstable();
+        self.hashes.dedup();
+        self.marked = vec![false; self.hashes.len()];
+        self.filter = vec![0; (self.hashes.len() / 4).next_power_of_two().max(8)];
+        for &hash in &self.hashes {
+            let (word, bit) = place(hash, self.filter.len());
+            self.filter[word] |= bit;
+        }
+    }
+
+    fn mark(&mut self, hash: u64) {
+        let (word, bit) = place(hash, self.filter.len());
+        if self.filter[word] & bit != 0
+            && let Ok(at) = self.hashes.binary_search(&hash)
+        {
+            self.marked[at] = true;
+        }
+    }
+
+    fn is_marked(&self, hash: u64) -> bool {
+        self.hashes.binary_search(&hash).is_ok_and(|at| self.marked[at])
+    }
+}
+
+/// The word and bit of a hash in a filter of `len` words (a power of two).
+fn place(hash: u64, len: usize) -> (usize, u64) {
+    ((hash >> 32) as usize & (len - 1), 1 << (hash >> 26 & 63))
 }
 
 fn each_sequence(file: &TokenFile, mut each: impl FnMut(usize, &[u32])) {

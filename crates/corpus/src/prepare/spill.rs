@@ -69,7 +69,10 @@ impl Spill {
         for (i, row) in rows.iter().enumerate() {
             bytes.resize(row.len as usize, 0);
             file.read_exact(&mut bytes).at("read", &self.path)?;
-            each(i, row, &String::from_utf8_lossy(&bytes))?;
+            match std::str::from_utf8(&bytes) {
+                Ok(text) => each(i, row, text)?,
+                Err(_) => each(i, row, &String::from_utf8_lossy(&bytes))?,
+            }
         }
         Ok(())
     }

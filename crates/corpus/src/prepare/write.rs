@@ -138,8 +138,7 @@ fn finish_sides(
     for (side, mut writer) in Side::ALL.into_iter().zip(writers) {
         let path = dir.join(side.file_name());
         if writer.is_empty() {
-            let group_by = manifest.group_by.to_string();
-            return Err(Error::NoGroup { side: side.name(), groups: groups as usize, group_by });
+            return Err(Error::NothingNew { side: side.name() });
         }
         writer.finish(groups, &[])?;
         let seen = match &train {
@@ -156,8 +155,10 @@ fn finish_sides(
         info.unk_rate = info.unk_targets as f64 / info.target_tokens.max(1) as f64;
         info.file = side.file_name();
         info.sha256 = sha256_of(fs::File::open(&path).at("open", &path)?).at("read", &path)?;
+        let file = TokenFile::open(&path)?;
+        info.body_sha256 = hex(file.body_sha256());
         if side == Side::Train {
-            train = Some(TokenFile::open(&path)?);
+            train = Some(file);
         }
     }
     Ok(())

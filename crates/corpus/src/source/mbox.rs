@@ -47,6 +47,8 @@ pub struct MboxReader<R> {
     /// Where the next separator line begins.
     start: usize,
     eof: bool,
+    /// Why the source broke off; told after what came before it.
+    broken: Option<io::Error>,
     begun: bool,
     scratch: Vec<u8>,
     doubtful: u64,
@@ -86,6 +88,7 @@ impl<R: Read> MboxReader<R> {
             buffer: Vec::with_capacity(2 * CHUNK),
             start: 0,
             eof: false,
+            broken: None,
             begun: false,
             scratch: Vec::new(),
             doubtful: 0,
@@ -108,18 +111,18 @@ impl<R: Read> MboxReader<R> {
         }
         if !self.begun {
             self.begun = true;
-            let skipped = self.find_first()?;
+            let skipped = self.find_first();
             if skipped > 0 {
                 return Ok(Some(Item::NoSeparator(skipped)));
             }
         }
-        if self.start >= self.buffer.len() && !self.fill()? {
-            return Ok(None);
+        if self.start >= self.buffer.len() && !self.fill() {
+            return self.broken.take().map_or(Ok(None), Err);
         }
-        let body = self.line_end(self.start, usize::MAX)?;
-        let found = match self.end_by_length(body)? {
+        let body = self.line_end(self.start, usize::MAX);
+        let found = match self.end_by_length(body) {
             Some(end) => Found { end, dropped: 0 },
-            None => self.find_separator(body, self.limit)?,
+            None => self.find_separator(body, self.limit),
         };
         self.start = found.end;
         if found.dropped > 0 {
@@ -131,40 +134,40 @@ impl<R: Read> MboxReader<R> {
     }
 
     /// Goes to the first separator; gives the bytes of other text before it.
-    fn find_first(&mut self) -> io::Result<u64> {
-        while self.buffer.len() < 2 * MAX_SEPARATOR && self.fill()? {}
+    fn find_first(&mut self) -> u64 {
+        while self.buffer.len() < 2 * MAX_SEPARATOR && self.fill() {}
         let mark = if self.buffer.starts_with(b"\xEF\xBB\xBF") { 3 } else { 0 };
         let blank = self.buffer[mark..].iter().take_while(|b| b"\r\n".contains(b)).count();
         let at = mark + blank;
         self.start = at;
         if at == self.buffer.len() {
-            return Ok(0);
+            return 0;
         }
         if self.buffer[at..].starts_with(b"From ")
-            && let Verdict::Separator = self.judge(at, true)?
+            && let Verdict::Separator = self.judge(at, true)
         {
-            return Ok(0);
+            return 0;
         }
-        let found = self.find_separator(at, CHUNK)?;
+        let found = self.find_separator(at, CHUNK);
         self.start = found.end;
-        Ok(found.dropped + (found.end - at) as u64)
+        found.dropped + (found.end - at) as u64
     }
 
     /// The separator, or the end of the file, that ends the text beginning at `body`.
     ///
     /// Text longer than `limit` is dropped from the buffer on the way, so memory stays bounded.
-    fn find_separator(&mut self, body: usize, limit: usize) -> io::Result<Found> {
+    fn find_separator(&mut self, body: usize, limit: usize) -> Found {
         // The line feed before the text counts: a message may be empty.
         let mut scan = body.saturating_sub(1);
         let mut dropped = 0;
         loop {
-            let line = match self.next_hit(scan, limit)? {
-                Hit::End => return Ok(Found { end: self.buffer.len(), dropped }),
+            let line = match self.next_hit(scan, limit) {
+                Hit::End => return Found { end: self.buffer.len(), dropped },
                 Hit::Far(at) => at,
                 Hit::Line(line) => {
                     let blank = line == body || blank_before(&self.buffer[body..line]);
-                    if let Verdict::Separator = self.judge(line, blank)? {
-                        return Ok(Found { end: line, dropped });
+                    if let Verdict::Separator = self.judge(line, blank) {
+                        return Found { end: line, dropped };
                     }
                     line
                 }
@@ -179,87 +182,84 @@ impl<R: Read> MboxReader<R> {
     }
 
     /// The next line that begins with `From `, reading on as needed, but not much beyond `limit`.
-    fn next_hit(&mut self, from: usize, limit: usize) -> io::Result<Hit> {
+    fn next_hit(&mut self, from: usize, limit: usize) -> Hit {
         /// Enough for the line ends before a separator and its first letters.
         const TAIL: usize = 16;
         let mut scan = from;
         loop {
             if let Some(at) = memmem::find(&self.buffer[scan..], b"\nFrom ") {
-                return Ok(Hit::Line(scan + at + 1));
+                return Hit::Line(scan + at + 1);
             }
             let tail = self.buffer.len().saturating_sub(TAIL).max(scan);
             scan = tail;
             if tail - from > limit {
-                return Ok(Hit::Far(tail));
+                return Hit::Far(tail);
             }
-            if !self.fill()? {
-                return Ok(Hit::End);
+            if !self.fill() {
+                return Hit::End;
             }
         }
     }
 
     /// Whether the line that begins with `From ` at `line` is a separator. Counts doubtful ones.
-    fn judge(&mut self, line: usize, after_blank: bool) -> io::Result<Verdict> {
-        let end = self.line_end(line, MAX_SEPARATOR)?;
-        let next_end = self.line_end(end, MAX_SEPARATOR)?;
+    fn judge(&mut self, line: usize, after_blank: bool) -> Verdict {
+        let end = self.line_end(line, MAX_SEPARATOR);
+        let next_end = self.line_end(end, MAX_SEPARATOR);
         let text = &self.buffer[line..end];
         let header_follows = is_header_line(&self.buffer[end..next_end]);
         let dated = is_dated_separator(text);
         if dated && after_blank {
-            return Ok(Verdict::Separator);
+            return Verdict::Separator;
         }
         let bare = after_blank && is_bare_separator(text);
         if after_blank || dated {
             self.doubtful += 1;
         }
         if header_follows && (dated || bare) {
-            return Ok(Verdict::Separator);
+            return Verdict::Separator;
         }
-        Ok(Verdict::Text)
+        Verdict::Text
     }
 
     /// The end of a line (after its line feed), or of what there is; looks no further than `most`.
-    fn line_end(&mut self, from: usize, most: usize) -> io::Result<usize> {
+    fn line_end(&mut self, from: usize, most: usize) -> usize {
         let mut scan = from;
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[scan..]) {
-                return Ok(scan + at + 1);
+                return scan + at + 1;
             }
             scan = self.buffer.len();
-            if scan - from > most || !self.fill()? {
-                return Ok(self.buffer.len());
+            if scan - from > most || !self.fill() {
+                return self.buffer.len();
             }
         }
     }
 
     /// The end of a message by its `Content-Length`, where that is right.
-    fn end_by_length(&mut self, body: usize) -> io::Result<Option<usize>> {
+    fn end_by_length(&mut self, body: usize) -> Option<usize> {
         if self.quoting != Quoting::Cl2 {
-            return Ok(None);
+            return None;
         }
-        let Some((headers_end, length)) = self.content_length(body)? else { return Ok(None) };
-        let Some(end) = headers_end.checked_add(length).filter(|end| end - body <= self.limit)
-        else {
-            return Ok(None);
-        };
-        while self.buffer.len() < end + MAX_SEPARATOR && self.fill()? {}
+        let (headers_end, length) = self.content_length(body)?;
+        let end = headers_end.checked_add(length).filter(|end| end - body <= self.limit)?;
+        while self.buffer.len() < end + MAX_SEPARATOR && self.fill() {}
         if self.buffer.len() < end {
-            return Ok(None);
+            return None;
         }
         let rest = &self.buffer[end..];
         let blank = rest.iter().take(4).take_while(|b| b"\r\n".contains(b)).count();
         let right = rest.len() == blank || rest[blank..].starts_with(b"From ");
-        Ok(right.then_some(end + blank))
+        right.then_some(end + blank)
     }
 
-    fn content_length(&mut self, body: usize) -> io::Result<Option<(usize, usize)>> {
+    fn content_length(&mut self, body: usize) -> Option<(usize, usize)> {
         let mut at = body;
         let mut length = None;
         loop {
-            let end = self.line_end(at, 1 << 20)?;
+            let end = self.line_end(at, 1 << 20);
             let line = self.buffer[at..end].trim_ascii();
             if end == at || line.is_empty() {
-                return Ok(length.map(|length| (end, length)));
+                return length.map(|length| (end, length));
             }
             if let Some((name, value)) = line.split_at_checked(15)
                 && name.eq_ignore_ascii_case(b"content-length:")
@@ -287,15 +287,15 @@ impl<R: Read> MboxReader<R> {
     }
 
     /// Reads on; `false` at the end of the source.
-    fn fill(&mut self) -> io::Result<bool> {
+    fn fill(&mut self) -> bool {
         if self.eof {
-            return Ok(false);
+            return false;
         }
         let before = self.buffer.len();
         let mut chunk = (&mut self.source).take(CHUNK as u64);
-        chunk.read_to_end(&mut self.buffer)?;
-        self.eof = self.buffer.len() == before;
-        Ok(!self.eof)
+        self.broken = chunk.read_to_end(&mut self.buffer).err();
+        self.eof = self.buffer.len() == before || self.broken.is_some();
+        self.buffer.len() > before
     }
 }
 

@@ -5,6 +5,7 @@
 //! quoted-printable or base64. A thread keeps its topic, people, project, amount and day; a writer keeps
 //! habits of greeting and signing. All words, names and addresses are invented.
 
+mod forms;
 mod grammar;
 mod lexicon;
 mod writer;
