@@ -84,7 +84,7 @@ fn description(manifest: &Manifest) -> String {
     let names: Vec<_> = names.collect();
     match names.as_slice() {
         [] => "no named source".to_owned(),
-        [few @ ..] if few.len() <= 3 => few.join(", "),
+        few if few.len() <= 3 => few.join(", "),
         [first, ..] => format!("{first} and {} more files", names.len() - 1),
     }
 }
