@@ -243,8 +243,9 @@ struct LedgerRow {
 
 fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
     let team = team(args.threads)?;
-    let runtime = ledger::resident_bytes();
     let config = config(name);
+    Trainer::warm_up(&config, &team);
+    let runtime = ledger::resident_bytes();
     let mut plan = ledger::Plan::default();
     let mut parameters = 0;
     if name != Name::Empty {

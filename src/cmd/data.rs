@@ -150,7 +150,8 @@ enum SideArg {
 }
 
 fn parse_split(text: &str) -> Result<[u32; 3], String> {
-    let parts: Result<Vec<u32>, _> = text.split(['/', ',']).map(|part| part.trim().parse()).collect();
+    let parts: Result<Vec<u32>, _> =
+        text.split(['/', ',']).map(|part| part.trim().parse()).collect();
     let three = parts.ok().and_then(|parts| parts.try_into().ok());
     three.ok_or_else(|| format!("expected three shares as 80/10/10, found `{text}`"))
 }

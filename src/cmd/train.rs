@@ -44,7 +44,7 @@ A configuration file holds [model] and [train]:
   max_position_embeddings = 64
   [train]
   epochs = 8
-  learning_rate = 3e-3")]
+  learning_rate = 1e-2")]
 pub struct TrainArgs {
     /// A folder made by `autoreg data prepare`
     #[arg(long, value_name = "DIR")]
@@ -100,7 +100,7 @@ pub struct RecipeArgs {
     /// Sequences computed at once; the result is the same, the memory smaller [default: 64]
     #[arg(long, value_name = "N")]
     pub micro_batch: Option<usize>,
-    /// Largest learning rate [default: 0.003]
+    /// Largest learning rate [default: 0.01]
     #[arg(long, value_name = "X")]
     pub learning_rate: Option<f64>,
     /// Steps over which the learning rate rises [default: 100]
@@ -264,6 +264,7 @@ struct Summary {
 /// Gradient descent, in a run folder.
 fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Summary, CliError> {
     let team = team(args.threads)?;
+    Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
     let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
     let longest = Sequences::longest(train).max(Sequences::longest(valid));

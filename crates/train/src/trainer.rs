@@ -5,7 +5,7 @@ use crate::data::Sequences;
 use crate::optimizer::AdamW;
 use kernels::Team;
 use ledger::{Account, Plan};
-use models::{Batch, Dropout, Model, Runner, Workload};
+use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
 use tensor::Parameters;
 
@@ -86,6 +86,30 @@ impl Trainer {
             batch: Batch::default(),
             ids: Vec::new(),
         })
+    }
+
+    /// Trains a miniature of the same kind for one step, so that the program's own code is in
+    /// memory before the runtime's share is measured.
+    pub fn warm_up(config: &TrainConfig, team: &Arc<Team>) {
+        let mut small = config.clone();
+        small.train.batch = 4;
+        small.train.micro_batch = 4;
+        match &mut small.model {
+            ModelConfig::Transformer(c) => {
+                (c.vocab_size, c.hidden_size, c.intermediate_size) = (64, 16, 32);
+                (c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) = (1, 1, 8);
+                (c.num_key_value_heads, c.head_dim) = (None, None);
+            }
+            ModelConfig::Rnn(c) => (c.vocab_size, c.embedding_size, c.hidden_size) = (64, 16, 16),
+            ModelConfig::Ngram(_) => return,
+        }
+        let data: Vec<Vec<u32>> = (0..4).map(|s| (s..s + 8).collect()).collect();
+        if let Ok(mut trainer) = Trainer::new(&small, 8, team) {
+            trainer.step(&data, &[0, 1, 2, 3], 0, 1e-3);
+            let (model, runner) = trainer.evaluator();
+            crate::evaluate(&mut crate::Evaluator::Network(model, runner), &data, 4, None);
+        }
+        ledger::reset_peak();
     }
 
     /// One step over the sequences named by `indices`, `micro_batch` of them at a time: the loss is

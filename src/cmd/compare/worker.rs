@@ -123,6 +123,7 @@ impl Work<'_> {
     /// Gradient descent in the run's folder; goes on from its newest checkpoint.
     fn descend(&self, arm: &Arm, stop: &AtomicUsize) -> Result<Record, CliError> {
         let team = team(self.args.threads)?;
+        Trainer::warm_up(&self.config, &team);
         let runtime = ledger::resident_bytes();
         let (train, valid) = (self.data.side(Side::Train), self.data.side(Side::Valid));
         let longest = Sequences::longest(train).max(Sequences::longest(valid));
