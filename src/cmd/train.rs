@@ -5,13 +5,15 @@ use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
 use corpus::{Dataset, Side};
-use ledger::Report;
+use ledger::{Account, Charge, Plan, Report};
 use models::ngram::Counter;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use train::{Event, Outcome, RunOptions, Schedule, Sequences, TrainConfig, Trainer};
+use train::{
+    BatchShape, Event, Outcome, RunOptions, Schedule, Sequences, TrainConfig, Trainer, order_bytes,
+};
 
 /// Models that have a name.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -255,6 +257,21 @@ pub fn run(args: TrainArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Adds the mapped token files of the sides that training reads to the plan and to the books.
+pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
+    let mut add = |name: &str, bytes: u64| {
+        plan.add_bytes(name, Account::Data, bytes);
+        Charge::new(Account::Data, bytes)
+    };
+    let mut charges = vec![add("order of an epoch", order_bytes(data.side(Side::Train).len()))];
+    for side in [Side::Train, Side::Valid] {
+        let path = data.dir().join(side.file_name());
+        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
+        charges.push(add(&format!("{} tokens, mapped", side.name()), bytes));
+    }
+    charges
+}
+
 struct Summary {
     json: serde_json::Value,
     text: String,
@@ -267,8 +284,9 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
     let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
-    let longest = Sequences::longest(train).max(Sequences::longest(valid));
-    let plan = Trainer::plan(config, longest, team.threads()).map_err(CliError::input)?;
+    let shape = BatchShape::of(&config.train, train, valid);
+    let mut plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
+    let _files = plan_token_files(&mut plan, data);
     let stop = crate::stop::on_signals()?;
     let tokenizer = data.tokenizer().to_bytes();
     let options = RunOptions {
@@ -286,7 +304,7 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
     let mut progress = Progress::new(total, args.quiet || args.json);
     let outcome = train::run(&options, &mut |event| show(&mut progress, event));
     progress.finish();
-    let Outcome { trainer, state, stopped_by } = outcome.map_err(|e| match e {
+    let Outcome { model, state, stopped_by } = outcome.map_err(|e| match e {
         train::Error::NotFinite { .. } => CliError::failed(e),
         e => CliError::input(e),
     })?;
@@ -300,7 +318,7 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
         ));
     }
     let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
-    let parameters = trainer.model.layout().count();
+    let parameters = model.layout().count();
     let speed = state.tokens as f64 / state.seconds.max(1e-9);
     let json = json!({
         "model": config.model.kind(),

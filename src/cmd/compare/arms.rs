@@ -42,7 +42,8 @@ pub fn check(experiment: &Experiment, data: &Dataset) -> Result<(), CliError> {
             )));
         }
         if !matches!(config.model, ModelConfig::Ngram(_)) {
-            Trainer::plan(&config, longest, 1).map_err(|e| wrong(e.to_string()))?;
+            let shape = train::BatchShape::full(&config.train, longest);
+            Trainer::plan(&config, shape, 1).map_err(|e| wrong(e.to_string()))?;
         }
     }
     for prompt in &experiment.prompts {
