@@ -150,7 +150,8 @@ enum SideArg {
 }
 
 fn parse_split(text: &str) -> Result<[u32; 3], String> {
-    let parts: Result<Vec<u32>, _> = text.split(['/', ',']).map(|part| part.trim().parse()).collect();
+    let parts: Result<Vec<u32>, _> =
+        text.split(['/', ',']).map(|part| part.trim().parse()).collect();
     let three = parts.ok().and_then(|parts| parts.try_into().ok());
     three.ok_or_else(|| format!("expected three shares as 80/10/10, found `{text}`"))
 }
@@ -260,7 +261,7 @@ impl Progress for Terminal {
         const EVERY: Duration = Duration::from_secs(5);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
-        } else if done % 256 == 0 && self.last_line.elapsed() >= EVERY {
+        } else if done.is_multiple_of(256) && self.last_line.elapsed() >= EVERY {
             self.last_line = Instant::now();
             let name = self.stage.map_or("", Stage::name);
             let percent = 100 * done / self.total.max(1);

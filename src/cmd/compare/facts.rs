@@ -84,8 +84,8 @@ fn description(manifest: &Manifest) -> String {
     let names: Vec<_> = names.collect();
     match names.as_slice() {
         [] => "no named source".to_owned(),
-        [few @ ..] if few.len() <= 3 => few.join(", "),
-        [first, ..] => format!("{first} and {} more files", names.len() - 1),
+        few if few.len() <= 3 => few.join(", "),
+        many => format!("{} and {} more files", many[0], many.len() - 1),
     }
 }
 
