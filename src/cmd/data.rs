@@ -261,7 +261,7 @@ impl Progress for Terminal {
         const EVERY: Duration = Duration::from_secs(5);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
-        } else if done % 256 == 0 && self.last_line.elapsed() >= EVERY {
+        } else if done.is_multiple_of(256) && self.last_line.elapsed() >= EVERY {
             self.last_line = Instant::now();
             let name = self.stage.map_or("", Stage::name);
             let percent = 100 * done / self.total.max(1);

@@ -54,7 +54,7 @@ pub struct TrainArgs {
     /// A model by name; or use --config
     #[arg(long, value_enum, conflicts_with = "config")]
     pub model: Option<ModelName>,
-    /// A TOML file with [model] and [train]; flags override it
+    /// A TOML file with tables `[model]` and `[train]`; flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The run folder to make

@@ -70,7 +70,7 @@ impl Sequences for Vec<Vec<u32>> {
 
 /// The order of an epoch: a pure function of (seed, epoch, number of sequences).
 pub fn epoch_order(seed: u64, epoch: u64, len: usize) -> Vec<u32> {
-    const STREAM: u64 = 0x6f72_6465_72;
+    const STREAM: u64 = 0x006f_7264_6572;
     let key = stream_key(seed, STREAM, epoch);
     let mut keyed: Vec<(u64, u32)> =
         (0..len as u32).map(|i| (uniform_bits(key, u64::from(i)), i)).collect();

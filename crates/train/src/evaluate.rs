@@ -109,12 +109,15 @@ pub fn evaluate(
     scores
 }
 
+/// Hears of each sequence: its facts, its targets, what was predicted of them.
+type Each<'a> = dyn FnMut(Facts, &[u32], &[Prediction]) + 'a;
+
 fn score_network(
     model: &Model,
     runner: &mut Runner,
     data: &dyn Sequences,
     batch: usize,
-    each: &mut dyn FnMut(Facts, &[u32], &[Prediction]),
+    each: &mut Each<'_>,
 ) {
     let (mut rows, mut ids) = (Batch::default(), Vec::new());
     let all: Vec<usize> = (0..data.len()).collect();

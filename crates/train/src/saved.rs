@@ -53,7 +53,7 @@ pub enum Error {
 #[derive(Debug)]
 pub enum SavedModel {
     /// A network.
-    Network(Model),
+    Network(Box<Model>),
     /// A count model.
     Counts(Ngram),
 }
@@ -95,7 +95,7 @@ impl SavedModel {
             _ => {
                 let mut model = Model::new(&config)?;
                 read_parameters(&file, model.weights_mut())?;
-                Ok(SavedModel::Network(model))
+                Ok(SavedModel::Network(Box::new(model)))
             }
         }
     }

@@ -28,7 +28,7 @@ impl Embedding {
         self.table
     }
 
-    /// out[r, :] = (init) + table[ids[r], :]; out: R×width.
+    /// `out[r, :] = (init) + table[ids[r], :]`; out: R×width.
     pub fn forward(
         &self,
         team: &Team,
@@ -40,7 +40,7 @@ impl Embedding {
         embedding_forward(team, weights.get(self.table), ids, self.width, init, out);
     }
 
-    /// d_table[ids[r], :] += d_out[r, :]. Saved: the ids.
+    /// `d_table[ids[r], :] += d_out[r, :]`. Saved: the ids.
     pub fn backward(&self, team: &Team, gradients: &mut Parameters, ids: &[u32], d_out: &[f32]) {
         embedding_backward(team, ids, d_out, self.width, gradients.get_mut(self.table));
     }
