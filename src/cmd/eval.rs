@@ -63,6 +63,7 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
         SideName::Valid => Side::Valid,
         SideName::Test => Side::Test,
     };
+    data.side(side).verify().map_err(CliError::input)?;
     let scores = score(&model, &data, side, args.batch, args.threads)?;
     let (total, known) = (scores.total, scores.known);
     let name = side.name();
