@@ -166,6 +166,7 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
     if let Some(name) = args.model {
         return train_memory_here(name, args);
     }
+    team(args.threads)?;
     let mut rows = Vec::new();
     for name in ["empty", "rnn", "transformer"] {
         let program = std::env::current_exe().map_err(CliError::failed)?;
