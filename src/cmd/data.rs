@@ -22,6 +22,10 @@ use std::{
 
 /// Arguments of `autoreg data`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg data prepare mail.mbox.gz --out DATA
+  autoreg data inspect DATA")]
 pub struct DataArgs {
     #[command(subcommand)]
     command: DataCommand,
@@ -36,6 +40,13 @@ enum DataCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg data prepare MAIL --out DATA                       one mailbox a file or folder
+  autoreg data prepare emails.csv --out DATA                 columns file and message
+  autoreg data prepare notes.jsonl --column text --group-by field:author --out DATA
+  autoreg data prepare MAIL --group-by thread --vocab bpe --vocab-size 8000 --out DATA
+  autoreg data prepare --messages 5000 --out DATA            synthetic business mail")]
 struct PrepareArgs {
     /// Files and folders to read; without any, synthetic business mail is generated.
     #[arg(value_name = "PATH")]
@@ -89,6 +100,11 @@ struct PrepareArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg data inspect DATA
+  autoreg data inspect DATA --side test --samples 20 --top 100
+  autoreg data inspect DATA --verify --json")]
 struct InspectArgs {
     /// The data set.
     #[arg(value_name = "DIR")]

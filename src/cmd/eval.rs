@@ -23,6 +23,10 @@ pub enum SideName {
 
 /// Arguments of `eval`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg eval runs/t1 --data DATA
+  autoreg eval runs/t1 --data DATA --split valid --json")]
 pub struct EvalArgs {
     /// A run folder of `autoreg train`
     pub model: PathBuf,
