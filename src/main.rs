@@ -24,7 +24,7 @@ struct Cli {
 }
 
 const AFTER: &str = "\
-Start here:
+Examples:
   autoreg compare                          the whole experiment on synthetic mail, no data needed
   autoreg data prepare MAIL --out DATA     your own mail (mbox, Maildir, .eml, CSV, JSON Lines, text)
   autoreg compare --data DATA              the experiment on it

@@ -1,4 +1,4 @@
-//! Signals: the first asks for an orderly stop, the second stops at once.
+//! Signals: the first asks for an orderly stop, a second of either kind stops at once.
 
 use crate::error::CliError;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 pub fn on_signals() -> Result<Arc<AtomicUsize>, CliError> {
     let stop = Arc::new(AtomicUsize::new(0));
     let fail = |e| CliError::failed(format!("signals cannot be watched: {e}"));
+    let second = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        let second = Arc::new(AtomicBool::new(false));
         let code = 128 + signal;
         flag::register_conditional_shutdown(signal, code, Arc::clone(&second)).map_err(fail)?;
-        flag::register(signal, second).map_err(fail)?;
+        flag::register(signal, Arc::clone(&second)).map_err(fail)?;
         flag::register_usize(signal, Arc::clone(&stop), signal as usize).map_err(fail)?;
     }
     Ok(stop)

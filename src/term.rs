@@ -7,10 +7,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Writes to standard output. A reader that went away ends the program with exit code 0.
+/// Writes to standard output. A reader that went away ends the program with exit code 0; what
+/// cannot be written otherwise is said, and ends it with 1.
 pub fn print(text: &str) {
-    if let Err(error) = io::stdout().lock().write_all(text.as_bytes()) {
-        std::process::exit(i32::from(error.kind() != io::ErrorKind::BrokenPipe));
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => {}
+        Err(gone) if gone.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(failure) => {
+            error(&format!("standard output: {failure}; what was asked for is done, not shown"));
+            std::process::exit(1)
+        }
     }
 }
 

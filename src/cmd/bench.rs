@@ -16,6 +16,11 @@ use train::{BatchShape, Recipe, TrainConfig, Trainer};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg bench train-memory
+  autoreg bench train-speed --model rnn --threads 2
+  autoreg bench attention --length 4096 --backward")]
 pub struct BenchArgs {
     #[command(subcommand)]
     what: What,
@@ -40,6 +45,10 @@ enum Name {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg bench train-speed
+  autoreg bench train-speed --model rnn --steps 200 --threads 2 --json")]
 struct TrainSpeed {
     #[arg(long, value_enum, default_value = "transformer")]
     model: Name,
@@ -53,6 +62,11 @@ struct TrainSpeed {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg bench train-memory
+  autoreg bench train-memory --ledger
+  autoreg bench train-memory --threads 2 --json")]
 struct TrainMemory {
     /// One model in this very process, for the fresh process that measures it
     #[arg(long, value_enum)]
@@ -67,6 +81,10 @@ struct TrainMemory {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg bench attention
+  autoreg bench attention --length 4096 --heads 9 --head-dim 64 --backward --json")]
 struct Attention {
     /// Tokens of the one sequence
     #[arg(long, default_value_t = 1024)]
@@ -170,6 +188,7 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
     if let Some(name) = args.model {
         return train_memory_here(name, args);
     }
+    team(args.threads)?;
     let mut rows = Vec::new();
     for name in ["empty", "rnn", "transformer"] {
         let program = std::env::current_exe().map_err(CliError::failed)?;

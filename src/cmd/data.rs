@@ -1,6 +1,8 @@
 //! `autoreg data`: prepare a data set, inspect one. Words and pictures only; the work is in `corpus`.
 
+use crate::cmd::json;
 use crate::error::CliError;
+use crate::term;
 use clap::{Args, Subcommand, ValueEnum};
 use corpus::{
     Dataset, Manifest, Options, Progress, Side, Stage,
@@ -13,11 +15,17 @@ use std::{
     fmt::Write as _,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
+    sync::Arc,
+    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
 /// Arguments of `autoreg data`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg data prepare mail.mbox.gz --out DATA
+  autoreg data inspect DATA")]
 pub struct DataArgs {
     #[command(subcommand)]
     command: DataCommand,
@@ -32,6 +40,13 @@ enum DataCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg data prepare MAIL --out DATA                       one mailbox a file or folder
+  autoreg data prepare emails.csv --out DATA                 columns file and message
+  autoreg data prepare notes.jsonl --column text --group-by field:author --out DATA
+  autoreg data prepare MAIL --group-by thread --vocab bpe --vocab-size 8000 --out DATA
+  autoreg data prepare --messages 5000 --out DATA            synthetic business mail")]
 struct PrepareArgs {
     /// Files and folders to read; without any, synthetic business mail is generated.
     #[arg(value_name = "PATH")]
@@ -85,6 +100,11 @@ struct PrepareArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg data inspect DATA
+  autoreg data inspect DATA --side test --samples 20 --top 100
+  autoreg data inspect DATA --verify --json")]
 struct InspectArgs {
     /// The data set.
     #[arg(value_name = "DIR")]
@@ -169,10 +189,11 @@ pub fn run(args: DataArgs) -> Result<(), CliError> {
 
 fn prepare(args: &PrepareArgs) -> Result<(), CliError> {
     let options = args.options();
-    let mut progress = Terminal::new();
+    let stop = crate::stop::on_signals()?;
+    let mut progress = Terminal::new(Arc::clone(&stop));
     let report = corpus::prepare(&options, &mut progress);
     progress.clear();
-    let report = report.map_err(CliError::input)?;
+    let report = report.map_err(|error| prepare_error(&error, &stop))?;
     let text = if args.json {
         json(&report.manifest)?
     } else {
@@ -180,7 +201,16 @@ fn prepare(args: &PrepareArgs) -> Result<(), CliError> {
         let _ = writeln!(text, "\nwritten to {}", report.dir.display());
         text
     };
-    print(&text)
+    term::print(&text);
+    Ok(())
+}
+
+/// A signal's stop has its own exit code; all else is the input's fault.
+pub(crate) fn prepare_error(error: &corpus::Error, stop: &AtomicUsize) -> CliError {
+    match error {
+        corpus::Error::Cancelled => CliError::stopped(stop.load(Ordering::Relaxed), error),
+        _ => CliError::input(error),
+    }
 }
 
 impl PrepareArgs {
@@ -226,17 +256,18 @@ struct Terminal {
     stage: Option<Stage>,
     total: u64,
     last_line: Instant,
+    stop: Arc<AtomicUsize>,
 }
 
 impl Terminal {
-    fn new() -> Self {
+    fn new(stop: Arc<AtomicUsize>) -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(0);
             let style = ProgressStyle::with_template("{msg:16} {wide_bar} {percent:>3}% {eta:>4}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
-        Self { bar, stage: None, total: 0, last_line: Instant::now() }
+        Self { bar, stage: None, total: 0, last_line: Instant::now(), stop }
     }
 
     fn clear(&self) {
@@ -257,6 +288,10 @@ impl Progress for Terminal {
         }
     }
 
+    fn cancelled(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) != 0
+    }
+
     fn done(&mut self, done: u64) {
         const EVERY: Duration = Duration::from_secs(5);
         if let Some(bar) = &self.bar {
@@ -267,18 +302,6 @@ impl Progress for Terminal {
             let percent = 100 * done / self.total.max(1);
             let _ = writeln!(io::stderr(), "{name}: {percent} %");
         }
-    }
-}
-
-fn json(value: &impl serde::Serialize) -> Result<String, CliError> {
-    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(CliError::input)
-}
-
-/// Writes to standard output; a reader that has gone away is no error.
-fn print(text: &str) -> Result<(), CliError> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::input(error)),
-        _ => Ok(()),
     }
 }
 
@@ -441,10 +464,8 @@ fn inspect(args: &InspectArgs) -> Result<(), CliError> {
         samples: samples(&data, side, args.samples),
         verified: args.verify,
     };
-    if args.json {
-        return print(&json(&inspection)?);
-    }
-    print(&render(&inspection))
+    term::print(&if args.json { json(&inspection)? } else { render(&inspection) });
+    Ok(())
 }
 
 fn frequent(data: &Dataset, side: Side, top: usize) -> Vec<Frequent> {

@@ -24,6 +24,10 @@ pub enum SideName {
 
 /// Arguments of `eval`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg eval runs/t1 --data DATA
+  autoreg eval runs/t1 --data DATA --split valid --json")]
 pub struct EvalArgs {
     /// A run folder of `autoreg train`
     pub model: PathBuf,
@@ -64,6 +68,7 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
         SideName::Valid => Side::Valid,
         SideName::Test => Side::Test,
     };
+    data.side(side).verify().map_err(CliError::input)?;
     let scores = score(&model, &data, side, args.batch, args.threads)?;
     let (total, known) = (scores.total, scores.known);
     let name = side.name();

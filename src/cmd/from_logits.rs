@@ -105,6 +105,11 @@ impl DecodingArgs {
 
 /// Arguments of `generate --from-logits`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg generate --from-logits row.json --temperature 0.8 --top-p 0.95
+  autoreg generate --from-logits row.json --top-k 40 --compare-presets
+  autoreg generate --from-logits row.json --top-p 0.9 --explain why.html")]
 pub struct FromLogitsArgs {
     /// Logits or probabilities: a JSON array, or an object with `logits` or `probs` and,
     /// if wanted, `tokens` (their texts)

@@ -8,6 +8,7 @@ pub mod from_logits;
 pub mod train;
 
 use crate::error::CliError;
+use crate::term::mib;
 use kernels::{Isa, Team};
 use std::sync::Arc;
 
@@ -35,6 +36,22 @@ pub fn team(threads: Option<usize>) -> Result<Arc<Team>, CliError> {
         Some(n) if n > 1024 => Err(CliError::input(format!("--threads {n}: 1024 are the most"))),
         asked => Ok(Arc::new(Team::new(asked.unwrap_or_else(Team::available)))),
     }
+}
+
+/// Refuses what would need more memory than there is.
+pub fn fit(plan: &ledger::Plan, what: &str) -> Result<(), CliError> {
+    let (needed, free) = (plan.total(), ledger::available_bytes().unwrap_or(u64::MAX));
+    if needed <= free {
+        return Ok(());
+    }
+    let largest = plan.lines.iter().max_by_key(|line| line.bytes);
+    let largest = largest
+        .map_or(String::new(), |line| format!(", {} of it for {}", mib(line.bytes), line.name));
+    Err(CliError::input(format!(
+        "{what} needs {}{largest}; {} are free: make the model or micro_batch smaller",
+        mib(needed),
+        mib(free)
+    )))
 }
 
 /// Pretty JSON with a line end.

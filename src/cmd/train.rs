@@ -1,6 +1,6 @@
 //! `autoreg train`: one model on one data set, into a run folder.
 
-use crate::cmd::{json, team};
+use crate::cmd::{fit, json, team};
 use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
@@ -223,15 +223,8 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
 pub fn run(args: TrainArgs) -> Result<(), CliError> {
     let data = Dataset::open(&args.data).map_err(CliError::input)?;
     let config = config(&args, &data)?;
-    if args.out.exists() && !args.resume {
-        if !args.force {
-            return Err(CliError::input(format!(
-                "{} exists; give --resume to go on, --force to replace it, or another --out",
-                args.out.display()
-            )));
-        }
-        std::fs::remove_dir_all(&args.out)
-            .map_err(|e| CliError::failed(format!("{}: {e}", args.out.display())))?;
+    for side in [Side::Train, Side::Valid] {
+        data.side(side).verify().map_err(CliError::input)?;
     }
     let summary = match &config.model {
         ModelConfig::Ngram(ngram) => count(&args, &config, ngram, &data)?,
@@ -272,6 +265,26 @@ pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
     charges
 }
 
+/// Sees that the run folder may be made. A run that is there is removed when that was asked for;
+/// anything else is left alone. Called when nothing else can be wrong with the input.
+fn make_room(args: &TrainArgs) -> Result<(), CliError> {
+    let out = args.out.display();
+    if args.resume || !args.out.exists() {
+        return Ok(());
+    }
+    if !args.force {
+        return Err(CliError::input(format!(
+            "{out} exists; give --resume to go on, --force to replace it, or another --out"
+        )));
+    }
+    if !args.out.join(train::CONFIG_FILE).is_file() {
+        return Err(CliError::input(format!(
+            "{out} is not a run folder, so --force does not replace it; give another --out"
+        )));
+    }
+    std::fs::remove_dir_all(&args.out).map_err(|e| CliError::failed(format!("{out}: {e}")))
+}
+
 struct Summary {
     json: serde_json::Value,
     text: String,
@@ -284,8 +297,11 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
     let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
+    train::check(config, train, valid).map_err(CliError::input)?;
     let shape = BatchShape::of(&config.train, train, valid);
     let mut plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
+    fit(&plan, &format!("training this {}", config.model.kind()))?;
+    make_room(args)?;
     let _files = plan_token_files(&mut plan, data);
     let stop = crate::stop::on_signals()?;
     let tokenizer = data.tokenizer().to_bytes();
@@ -389,6 +405,7 @@ fn count(
     let started = Instant::now();
     let train = data.side(Side::Train);
     let mut counter = Counter::new(ngram).map_err(CliError::input)?;
+    make_room(args)?;
     let mut ids = Vec::new();
     for i in 0..Sequences::len(train) {
         train.copy(i, &mut ids);

@@ -14,4 +14,4 @@ pub use book::{Account, Charge, Snapshot, reset_peak, snapshot};
 pub use buffer::{Buffer, Error};
 pub use file::MappedFile;
 pub use plan::{Line, Plan, Report, ReportRow, Spec};
-pub use process::{peak_bytes, resident_bytes};
+pub use process::{available_bytes, peak_bytes, resident_bytes};

@@ -12,12 +12,40 @@ pub fn resident_bytes() -> u64 {
     status("VmRSS:")
 }
 
+/// What this process may still take without another having to give: what the machine has
+/// available, or the limit of this process's control group where that is less. None where the
+/// system does not say.
+pub fn available_bytes() -> Option<u64> {
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limit = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let machine = field("/proc/meminfo", "MemAvailable:");
+    machine.into_iter().chain(limits.into_iter().filter_map(limit)).min()
+}
+
 fn status(key: &str) -> u64 {
-    fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|l| l.starts_with(key))?;
-            line.split_whitespace().nth(1)?.parse::<u64>().ok()
-        })
-        .map_or(0, |kib| kib * 1024)
+    field("/proc/self/status", key).unwrap_or(0)
+}
+
+/// A line `key: N kB` of a file, in bytes.
+fn field(path: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_available_is_more_than_nothing_and_less_than_the_machine() {
+        let (Some(free), Some(all)) = (available_bytes(), field("/proc/meminfo", "MemTotal:"))
+        else {
+            println!("skipped: no /proc/meminfo");
+            return;
+        };
+        assert!(free > 1 << 20 && free <= all, "{free} of {all}");
+        assert!(resident_bytes() > 0 && resident_bytes() <= peak_bytes());
+    }
 }

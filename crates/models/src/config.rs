@@ -179,6 +179,12 @@ fn require(
     Err(ConfigError { field, found: found.to_string(), expected: expected.to_owned() })
 }
 
+/// A size from 1 to `most`: with all at their most, the bytes of a plan still fit in 64 bits.
+fn require_size(field: &'static str, found: usize, most: usize) -> Result<(), ConfigError> {
+    let expected = format!("it must be at least 1 and at most {most}");
+    require((1..=most).contains(&found), field, found, &expected)
+}
+
 impl TransformerConfig {
     /// The small causal transformer of the email experiment: 620,192 parameters at V = 4,000.
     pub fn email(vocab_size: usize, max_len: usize) -> TransformerConfig {
@@ -213,14 +219,11 @@ impl TransformerConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         let (h, g, d) = (self.num_attention_heads, self.kv_heads(), self.head_size());
-        require(self.hidden_size > 0, "hidden_size", self.hidden_size, "it must be at least 1")?;
-        require(
-            self.num_hidden_layers > 0,
-            "num_hidden_layers",
-            self.num_hidden_layers,
-            "it must be at least 1",
-        )?;
-        require(h > 0, "num_attention_heads", h, "it must be at least 1")?;
+        require_size("hidden_size", self.hidden_size, 1 << 17)?;
+        require_size("num_hidden_layers", self.num_hidden_layers, 1 << 10)?;
+        require_size("num_attention_heads", h, 1 << 10)?;
+        require_size("intermediate_size", self.intermediate_size, 1 << 19)?;
+        require_size("max_position_embeddings", self.max_position_embeddings, 1 << 22)?;
         require(
             self.head_dim.is_some() || self.hidden_size.is_multiple_of(h),
             "num_attention_heads",
@@ -239,18 +242,6 @@ impl TransformerConfig {
             "head_dim",
             d,
             "rotary positions need an even number",
-        )?;
-        require(
-            self.intermediate_size > 0,
-            "intermediate_size",
-            self.intermediate_size,
-            "it must be at least 1",
-        )?;
-        require(
-            self.max_position_embeddings > 0,
-            "max_position_embeddings",
-            self.max_position_embeddings,
-            "it must be at least 1",
         )?;
         require(
             self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0,
@@ -317,13 +308,8 @@ impl ModelConfig {
         match self {
             ModelConfig::Transformer(c) => c.check(),
             ModelConfig::Rnn(c) => {
-                require(
-                    c.embedding_size > 0,
-                    "embedding_size",
-                    c.embedding_size,
-                    "it must be at least 1",
-                )?;
-                require(c.hidden_size > 0, "hidden_size", c.hidden_size, "it must be at least 1")
+                require_size("embedding_size", c.embedding_size, 1 << 17)?;
+                require_size("hidden_size", c.hidden_size, 1 << 17)
             }
             ModelConfig::Ngram(c) => {
                 require(

@@ -16,7 +16,9 @@ pub use config::{Recipe, RecipeError, Schedule, TrainConfig};
 pub use data::{BatchShape, Facts, Sequences, epoch_order, order_bytes};
 pub use evaluate::{BINS, Bin, Evaluator, Scores, Tally, evaluate};
 pub use optimizer::{AdamW, Applied, learning_rate};
-pub use run::{CurvePoint, Error, Event, Outcome, RunOptions, State, resumable, run, total_steps};
+pub use run::{
+    CurvePoint, Error, Event, Outcome, RunOptions, State, check, resumable, run, total_steps,
+};
 pub use saved::{
     CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE, write_counts,
     write_description, write_weights,

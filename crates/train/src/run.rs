@@ -188,9 +188,8 @@ pub fn total_steps(config: &TrainConfig, sequences: usize) -> u64 {
 pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome, Error> {
     let RunOptions { config, train, valid, dir, team, .. } = *options;
     let recipe = &config.train;
-    recipe.check()?;
+    check(config, train, valid)?;
     let shape = BatchShape::of(recipe, train, valid);
-    check_data(config, train, shape.longest)?;
     let identity = identity(options);
     let mut trainer = Trainer::new(config, shape, team)?;
     let mut state = State { identity: identity.clone(), ..State::default() };
@@ -202,10 +201,7 @@ pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome,
         }
         tell(Event::Resumed(&state));
     } else {
-        fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
-        write_description(dir, &config.model, options.tokenizer)?;
-        write_weights(dir, &trainer.model, 0)?;
-        checkpoint::save(dir, &trainer, &state)?;
+        begin(options, &trainer, &state).inspect_err(|_| drop(fs::remove_dir_all(dir)))?;
     }
     let mut metrics = Metrics::open(dir, state.step)?;
     let per_epoch = train.len().div_ceil(recipe.batch) as u64;
@@ -265,12 +261,39 @@ pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome,
     Ok(Outcome { model, state, stopped_by })
 }
 
+/// Makes the run folder: all that resumption needs before the first step.
+fn begin(options: &RunOptions, trainer: &Trainer, state: &State) -> Result<(), Error> {
+    let dir = options.dir;
+    fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
+    write_description(dir, &options.config.model, options.tokenizer)?;
+    write_weights(dir, &trainer.model, 0)?;
+    Ok(checkpoint::save(dir, trainer, state)?)
+}
+
 /// Whether a run folder holds something to resume.
 pub fn resumable(dir: &Path) -> bool {
     checkpoint::any(dir)
 }
 
-fn check_data(config: &TrainConfig, train: &dyn Sequences, longest: usize) -> Result<(), Error> {
+/// Whether a recipe can be followed on these sides; touches nothing.
+///
+/// # Errors
+/// [`Error::Recipe`], or [`Error::Data`] when the sides do not fit the model.
+pub fn check(
+    config: &TrainConfig,
+    train: &dyn Sequences,
+    valid: &dyn Sequences,
+) -> Result<(), Error> {
+    config.train.check()?;
+    let longest = train.longest().max(valid.longest());
+    const MOST: usize = 1 << 30;
+    let sequences = config.train.micro_batch.min(config.train.batch);
+    if sequences.checked_mul(longest).is_none_or(|tokens| tokens > MOST) {
+        return Err(Error::Data(format!(
+            "{sequences} sequences of {longest} tokens at once are more than {MOST} tokens; make \
+             micro_batch smaller"
+        )));
+    }
     if train.targets() == 0 {
         return Err(Error::Data(
             "the training side holds no target token; prepare it again".into(),

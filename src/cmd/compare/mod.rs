@@ -13,7 +13,7 @@ use crate::term;
 use clap::Args;
 use compare::{Analysis, Arm, Audit, Confirmation, Experiment, Record, Store, report};
 use corpus::prepare::Source;
-use corpus::{Dataset, Options};
+use corpus::{Dataset, Options, Side};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -98,18 +98,21 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     if args.force {
         remove(&args.out)?;
     }
+    let stop = crate::stop::on_signals()?;
     let folder = match &args.data {
         Some(folder) => folder.clone(),
-        None => synthetic(args)?,
+        None => synthetic(args, &stop)?,
     };
     let data = Dataset::open(&folder).map_err(CliError::input)?;
+    for side in Side::ALL {
+        data.side(side).verify().map_err(CliError::input)?;
+    }
+    let threads = crate::cmd::team(args.threads)?.threads();
     arms::check(&experiment, &data)?;
     let mut store = Store::open(&args.out, &experiment, &facts::data_hash(data.manifest()))
         .map_err(compare_error)?;
-    let stop = crate::stop::on_signals()?;
     let runs = Runs { args, folder: &folder, stop: &stop };
     let done = runs.all(&experiment, &mut store);
-    let threads = crate::cmd::team(args.threads)?.threads();
     let audit = facts::audit(&data, &args.out, threads);
     let path = args.out.join(AUDIT);
     let text = json(&audit)?;
@@ -175,7 +178,7 @@ fn remove(out: &Path) -> Result<(), CliError> {
 }
 
 /// The generated data set inside the comparison's folder; made once.
-fn synthetic(args: &CompareArgs) -> Result<PathBuf, CliError> {
+fn synthetic(args: &CompareArgs, stop: &AtomicUsize) -> Result<PathBuf, CliError> {
     let folder = args.out.join("data");
     if folder.exists() {
         return Ok(folder);
@@ -188,15 +191,18 @@ fn synthetic(args: &CompareArgs) -> Result<PathBuf, CliError> {
     let source = Source::Synthetic(corpus::synthetic::DEFAULT_MESSAGES);
     let mut options = Options::new(source, folder.clone());
     options.group_by = corpus::prepare::GroupBy::Thread;
-    corpus::prepare(&options, &mut Silent).map_err(CliError::input)?;
+    corpus::prepare(&options, &mut Silent(stop))
+        .map_err(|error| super::data::prepare_error(&error, stop))?;
     Ok(folder)
 }
 
-struct Silent;
+/// Shows nothing, and stops when told to.
+struct Silent<'a>(&'a AtomicUsize);
 
-impl corpus::Progress for Silent {
-    fn begin(&mut self, _: corpus::Stage, _: u64) {}
-    fn done(&mut self, _: u64) {}
+impl corpus::Progress for Silent<'_> {
+    fn cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
 }
 
 /// The runs of a comparison, one process after another.

@@ -41,7 +41,8 @@ pub fn discover(paths: &[PathBuf], forced: Option<Format>) -> Result<Discovered,
     let mut skipped = Vec::new();
     for root in paths {
         let before = files.len() + skipped.len();
-        let kind = fs::metadata(root).at("find", root)?;
+        let kind = fs::metadata(root)
+            .map_err(|e| Error::NoInput { path: root.clone(), why: e.to_string() })?;
         if kind.is_file() {
             let format = match forced {
                 Some(format) => format,
