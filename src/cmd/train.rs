@@ -229,13 +229,9 @@ pub fn run(args: TrainArgs) -> Result<(), CliError> {
         _ => descend(&args, &config, &data)?,
     };
     let text = json(&summary.json)?;
-    let path = args.out.join("result.json");
-    std::fs::write(&path, &text)
-        .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+    write(&args.out.join("result.json"), &text)?;
     if let Some(report) = &summary.ledger {
-        let path = args.out.join("ledger.json");
-        std::fs::write(&path, json(report)?)
-            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+        write(&args.out.join("ledger.json"), &json(report)?)?;
     }
     if args.json {
         term::print(&text);
@@ -266,6 +262,12 @@ fn make_room(args: &TrainArgs) -> Result<(), CliError> {
         )));
     }
     std::fs::remove_dir_all(&args.out).map_err(|e| CliError::failed(format!("{out}: {e}")))
+}
+
+/// Writes a file whole or not at all.
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    formats::replace_file(path, |file| file.write_all(text.as_bytes()))
+        .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))
 }
 
 struct Summary {
@@ -403,12 +405,9 @@ fn count(
         .collect();
     let trials = model.choose(held.iter().map(Vec::as_slice));
     let seconds = started.elapsed().as_secs_f64();
-    std::fs::create_dir_all(&args.out)
-        .map_err(|e| CliError::failed(format!("{}: {e}", args.out.display())))?;
     let saved = ModelConfig::Ngram(model.config().clone());
-    train::write_description(&args.out, &saved, &data.tokenizer().to_bytes())
-        .map_err(CliError::failed)?;
-    train::write_counts(&args.out, &model).map_err(CliError::failed)?;
+    train::write_count_model(&args.out, &model, &data.tokenizer().to_bytes())
+        .map_err(CliError::input)?;
     let best = trials.iter().map(|t| t.loss).fold(f64::INFINITY, f64::min);
     let json = json!({
         "model": saved.kind(),

@@ -71,9 +71,7 @@ impl Ran {
 
 /// A folder for what is made once in this test program.
 fn once(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("{}-{}", env!("CARGO_CRATE_NAME"), std::process::id()))
-        .join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME")).join(name);
     drop(std::fs::remove_dir_all(&folder));
     std::fs::create_dir_all(folder.parent().unwrap()).unwrap();
     folder

@@ -1,6 +1,6 @@
 //! Safetensors files, read by mapping and written whole.
 
-use crate::folder::replace_file;
+use crate::folder::{hint, replace_file};
 use ledger::MappedFile;
 use safetensors::{Dtype, SafeTensors, View};
 use std::borrow::Cow;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It cannot be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", hint(source))]
     Io {
         /// The file.
         path: PathBuf,
