@@ -1,5 +1,5 @@
 //! `autoreg compare` through the built binary, on a small generated data set.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

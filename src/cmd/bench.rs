@@ -12,7 +12,7 @@ use ledger::{Account, Buffer, Report, Spec};
 use models::{ModelConfig, RnnConfig, TransformerConfig};
 use serde_json::json;
 use std::time::Instant;
-use train::{Recipe, TrainConfig, Trainer};
+use train::{BatchShape, Recipe, TrainConfig, Trainer};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -132,6 +132,10 @@ fn config(name: Name) -> TrainConfig {
     TrainConfig { model, train }
 }
 
+fn shape(config: &TrainConfig) -> BatchShape {
+    BatchShape::full(&config.train, LENGTH + 1)
+}
+
 /// One batch of random tokens: 64 sequences of 65 tokens, so that 64 are predicted.
 fn random_tokens() -> Vec<Vec<u32>> {
     (0..BATCH as u64)
@@ -148,7 +152,7 @@ fn train_speed(args: &TrainSpeed) -> Result<(), CliError> {
     let config = config(args.model);
     let data = random_tokens();
     let indices: Vec<u32> = (0..BATCH as u32).collect();
-    let mut trainer = Trainer::new(&config, LENGTH + 1, &team).map_err(CliError::failed)?;
+    let mut trainer = Trainer::new(&config, shape(&config), &team).map_err(CliError::failed)?;
     let mut loss = 0.0;
     for _ in 0..5 {
         trainer.step(&data, &indices, 0, 1e-3);
@@ -262,15 +266,16 @@ struct LedgerRow {
 
 fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
     let team = team(args.threads)?;
-    let runtime = ledger::resident_bytes();
     let config = config(name);
+    Trainer::warm_up(&config, &team);
+    let runtime = ledger::resident_bytes();
     let mut plan = ledger::Plan::default();
     let mut parameters = 0;
     if name != Name::Empty {
-        plan = Trainer::plan(&config, LENGTH + 1, team.threads()).map_err(CliError::failed)?;
+        plan = Trainer::plan(&config, shape(&config), team.threads()).map_err(CliError::failed)?;
         let data = random_tokens();
         let indices: Vec<u32> = (0..BATCH as u32).collect();
-        let mut trainer = Trainer::new(&config, LENGTH + 1, &team).map_err(CliError::failed)?;
+        let mut trainer = Trainer::new(&config, shape(&config), &team).map_err(CliError::failed)?;
         for _ in 0..5 {
             trainer.step(&data, &indices, 0, 1e-3);
         }

@@ -4,6 +4,7 @@ use crate::cmd::{json, team};
 use crate::error::CliError;
 use crate::term::{self, thousands};
 use clap::{Args, ValueEnum};
+use compare::statistics::{Bootstrap, Contrast, Metric, Panel};
 use corpus::{Dataset, Side};
 use models::{Runner, Workload};
 use serde_json::json;
@@ -78,8 +79,12 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
             "synthetic": data.manifest().synthetic,
             "sequences": scores.messages,
             "tokens": total.tokens,
-            format!("{name}_loss_nats"): total.loss(),
-            format!("{name}_accuracy"): total.accuracy(),
+            "groups": scores.groups.len(),
+            "parameters": parameters(&model),
+            "parameter_bytes": parameter_bytes(&model),
+            format!("{name}_loss_nats"): interval(&scores, Metric::Loss),
+            format!("{name}_accuracy"): interval(&scores, Metric::Accuracy),
+            "loss_is_infinite": total.loss().is_some_and(f64::is_infinite),
             "perplexity": total.loss().map(f64::exp),
             "without_unk": {
                 "tokens": known.tokens,
@@ -115,6 +120,41 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
         row("without <unk>", known),
     ));
     Ok(())
+}
+
+/// A score with the interval that resampling its groups gives (one run: seeds are not in it).
+fn interval(scores: &Scores, metric: Metric) -> serde_json::Value {
+    let groups = || scores.groups.values().map(|(all, _)| all);
+    let tokens: Vec<f64> = groups().map(|t| t.tokens as f64).collect();
+    let panel = Panel {
+        seeds: vec![0],
+        deterministic: true,
+        nll: vec![groups().map(|t| t.nll).collect()],
+        correct: vec![groups().map(|t| t.correct as f64).collect()],
+    };
+    let contrast = Contrast { plus: 0, minus: None, metric };
+    let draws = Bootstrap { draws: 10_000, seed: 0 }.run(&tokens, &[panel], &[contrast]);
+    match draws.into_iter().next().flatten() {
+        Some(draws) => {
+            let ends = draws.interval(0.95);
+            json!({ "mean": draws.estimate, "low": ends.low, "high": ends.high })
+        }
+        None => serde_json::Value::Null,
+    }
+}
+
+fn parameters(model: &SavedModel) -> u64 {
+    match model {
+        SavedModel::Network(m) => m.layout().count() as u64,
+        SavedModel::Counts(m) => m.dense_parameters(),
+    }
+}
+
+fn parameter_bytes(model: &SavedModel) -> u64 {
+    match model {
+        SavedModel::Network(m) => 4 * m.layout().count() as u64,
+        SavedModel::Counts(m) => m.bytes(),
+    }
 }
 
 /// A model's scores on a side.

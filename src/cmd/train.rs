@@ -5,13 +5,15 @@ use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
 use corpus::{Dataset, Side};
-use ledger::Report;
+use ledger::{Account, Charge, Plan, Report};
 use models::ngram::Counter;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use train::{Event, Outcome, RunOptions, Schedule, Sequences, TrainConfig, Trainer};
+use train::{
+    BatchShape, Event, Outcome, RunOptions, Schedule, Sequences, TrainConfig, Trainer, order_bytes,
+};
 
 /// Models that have a name.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -44,7 +46,7 @@ A configuration file holds [model] and [train]:
   max_position_embeddings = 64
   [train]
   epochs = 8
-  learning_rate = 3e-3")]
+  learning_rate = 1e-2")]
 pub struct TrainArgs {
     /// A folder made by `autoreg data prepare`
     #[arg(long, value_name = "DIR")]
@@ -100,7 +102,7 @@ pub struct RecipeArgs {
     /// Sequences computed at once; the result is the same, the memory smaller [default: 64]
     #[arg(long, value_name = "N")]
     pub micro_batch: Option<usize>,
-    /// Largest learning rate [default: 0.003]
+    /// Largest learning rate [default: 0.01]
     #[arg(long, value_name = "X")]
     pub learning_rate: Option<f64>,
     /// Steps over which the learning rate rises [default: 100]
@@ -221,9 +223,6 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
 pub fn run(args: TrainArgs) -> Result<(), CliError> {
     let data = Dataset::open(&args.data).map_err(CliError::input)?;
     let config = config(&args, &data)?;
-    for side in [Side::Train, Side::Valid] {
-        data.side(side).verify().map_err(CliError::input)?;
-    }
     let summary = match &config.model {
         ModelConfig::Ngram(ngram) => count(&args, &config, ngram, &data)?,
         _ => descend(&args, &config, &data)?,
@@ -264,10 +263,32 @@ fn make_room(args: &TrainArgs) -> Result<(), CliError> {
     std::fs::remove_dir_all(&args.out).map_err(|e| CliError::failed(format!("{out}: {e}")))
 }
 
+/// Checks the ids that training reads: a damaged one must not become an index. Called after the
+/// runtime's memory was measured, for it brings the files into memory.
+fn verify(data: &Dataset) -> Result<(), CliError> {
+    let sides = [Side::Train, Side::Valid];
+    sides.iter().try_for_each(|&side| data.side(side).verify()).map_err(CliError::input)
+}
+
 /// Writes a file whole or not at all.
 fn write(path: &Path, text: &str) -> Result<(), CliError> {
     formats::replace_file(path, |file| file.write_all(text.as_bytes()))
         .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))
+}
+
+/// Adds the mapped token files of the sides that training reads to the plan and to the books.
+pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
+    let mut add = |name: &str, bytes: u64| {
+        plan.add_bytes(name, Account::Data, bytes);
+        Charge::new(Account::Data, bytes)
+    };
+    let mut charges = vec![add("order of an epoch", order_bytes(data.side(Side::Train).len()))];
+    for side in [Side::Train, Side::Valid] {
+        let path = data.dir().join(side.file_name());
+        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
+        charges.push(add(&format!("{} tokens, mapped", side.name()), bytes));
+    }
+    charges
 }
 
 struct Summary {
@@ -279,12 +300,15 @@ struct Summary {
 /// Gradient descent, in a run folder.
 fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Summary, CliError> {
     let team = team(args.threads)?;
+    Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
     let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
-    let longest = Sequences::longest(train).max(Sequences::longest(valid));
+    verify(data)?;
     train::check(config, train, valid).map_err(CliError::input)?;
-    let plan = Trainer::plan(config, longest, team.threads()).map_err(CliError::input)?;
+    let shape = BatchShape::of(&config.train, train, valid);
+    let mut plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
     fit(&plan, &format!("training this {}", config.model.kind()))?;
+    let _files = plan_token_files(&mut plan, data);
     make_room(args)?;
     let stop = crate::stop::on_signals()?;
     let tokenizer = data.tokenizer().to_bytes();
@@ -303,7 +327,7 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
     let mut progress = Progress::new(total, args.quiet || args.json);
     let outcome = train::run(&options, &mut |event| show(&mut progress, event));
     progress.finish();
-    let Outcome { trainer, state, stopped_by } = outcome.map_err(|e| match e {
+    let Outcome { model, state, stopped_by } = outcome.map_err(|e| match e {
         train::Error::NotFinite { .. } => CliError::failed(e),
         e => CliError::input(e),
     })?;
@@ -317,7 +341,7 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
         ));
     }
     let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
-    let parameters = trainer.model.layout().count();
+    let parameters = model.layout().count();
     let speed = state.tokens as f64 / state.seconds.max(1e-9);
     let json = json!({
         "model": config.model.kind(),
@@ -387,6 +411,7 @@ fn count(
 ) -> Result<Summary, CliError> {
     let started = Instant::now();
     let train = data.side(Side::Train);
+    verify(data)?;
     let mut counter = Counter::new(ngram).map_err(CliError::input)?;
     make_room(args)?;
     let mut ids = Vec::new();

@@ -13,15 +13,30 @@ pub fn replace_file(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
+    replace_at(path, |beside| {
+        let mut file = io::BufWriter::new(File::create(beside)?);
+        write(&mut file)?;
+        file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        Ok(())
+    })
+}
+
+/// As [`replace_file`], for whoever writes to a path of its own.
+///
+/// # Errors
+/// As the system says; the old file is then untouched.
+pub(crate) fn replace_at<E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let beside = path.with_file_name(format!(".{name}.tmp"));
-    let result = (|| {
-        let mut file = io::BufWriter::new(File::create(&beside)?);
-        write(&mut file)?;
-        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+    let result = write(&beside).and_then(|()| {
+        File::open(&beside)?.sync_all()?;
         fs::rename(&beside, path)?;
-        sync_folder(path.parent().unwrap_or(Path::new(".")))
-    })();
+        sync_folder(path.parent().unwrap_or(Path::new(".")))?;
+        Ok(())
+    });
     if result.is_err() {
         drop(fs::remove_file(&beside));
     }

@@ -1,8 +1,8 @@
 //! Safetensors files, read by mapping and written whole.
 
-use crate::folder::{hint, replace_file};
+use crate::folder::{hint, replace_at};
 use ledger::MappedFile;
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io;
@@ -85,6 +85,13 @@ impl View for &TensorRef<'_> {
         &self.shape
     }
     fn data(&self) -> Cow<'_, [u8]> {
+        if cfg!(target_endian = "little") {
+            return Cow::Borrowed(match self.values {
+                Values::F32(v) => bytemuck::cast_slice(v),
+                Values::U32(v) => bytemuck::cast_slice(v),
+                Values::U64(v) => bytemuck::cast_slice(v),
+            });
+        }
         Cow::Owned(match self.values {
             Values::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Values::U32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -110,10 +117,13 @@ pub fn write_tensors(
     metadata: HashMap<String, String>,
 ) -> Result<(), Error> {
     let views = tensors.iter().map(|t| (t.name.as_str(), t));
-    let bytes = safetensors::serialize(views, Some(metadata))
-        .map_err(|e| Error::Header { path: path.to_owned(), reason: e.to_string() })?;
-    replace_file(path, |f| f.write_all(&bytes))
-        .map_err(|source| Error::Io { path: path.to_owned(), source })
+    replace_at(path, |beside| {
+        safetensors::serialize_to_file(views, Some(metadata), beside).map_err(|e| match e {
+            SafeTensorError::IoError(source) => source,
+            e => io::Error::other(e),
+        })
+    })
+    .map_err(|source| Error::Io { path: path.to_owned(), source })
 }
 
 /// A safetensors file, checked when opened.

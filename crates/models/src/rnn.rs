@@ -50,7 +50,7 @@ impl Rnn {
     pub(crate) fn new(config: &RnnConfig, layout: &mut Layout) -> Rnn {
         let (e, n) = (config.embedding_size, config.hidden_size);
         let bound = Initial::Uniform((1.0 / n as f32).sqrt());
-        let tokens = Embedding::new(layout, "tok_emb", config.vocab_size, e, Initial::Normal(0.1));
+        let tokens = Embedding::new(layout, "tok_emb", config.vocab_size, e, Initial::Normal(1.0));
         let w_ih = layout.add("rnn.w_ih", &[n, e], bound, true);
         let w_hh = layout.add("rnn.w_hh", &[n, n], bound, true);
         let b_ih = layout.add("rnn.b_ih", &[n], bound, false);

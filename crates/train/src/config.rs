@@ -65,7 +65,7 @@ impl Default for Recipe {
             epochs: 8,
             batch: 64,
             micro_batch: 64,
-            learning_rate: 3e-3,
+            learning_rate: 1e-2,
             warmup_steps: 100,
             schedule: Schedule::Cosine,
             final_share: 0.1,

@@ -1,5 +1,6 @@
 //! Where token sequences come from, and the order in which an epoch sees them.
 
+use crate::config::Recipe;
 use corpus::TokenFile;
 use kernels::{stream_key, uniform_bits};
 
@@ -71,9 +72,50 @@ impl Sequences for Vec<Vec<u32>> {
 pub fn epoch_order(seed: u64, epoch: u64, len: usize) -> Vec<u32> {
     const STREAM: u64 = 0x006f_7264_6572;
     let key = stream_key(seed, STREAM, epoch);
-    let mut order: Vec<u32> = (0..len as u32).collect();
-    order.sort_by_cached_key(|&i| (uniform_bits(key, u64::from(i)), i));
-    order
+    let mut keyed: Vec<(u64, u32)> =
+        (0..len as u32).map(|i| (uniform_bits(key, u64::from(i)), i)).collect();
+    keyed.sort_unstable();
+    keyed.into_iter().map(|(_, i)| i).collect()
+}
+
+/// Bytes that making and keeping an epoch's order takes.
+pub fn order_bytes(len: usize) -> u64 {
+    20 * len as u64
+}
+
+/// How large batches get, known before the first step: orders are pure functions of the seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Rows of the largest batch that is computed at once.
+    pub rows: usize,
+    /// Tokens of the longest sequence.
+    pub longest: usize,
+}
+
+impl BatchShape {
+    /// Whole batches of sequences of `longest` tokens.
+    pub fn full(recipe: &Recipe, longest: usize) -> BatchShape {
+        let sequences = recipe.micro_batch.min(recipe.batch);
+        BatchShape { rows: sequences * longest.saturating_sub(1).max(1), longest }
+    }
+
+    /// The largest that training and validation will meet.
+    pub fn of(recipe: &Recipe, train: &dyn Sequences, valid: &dyn Sequences) -> BatchShape {
+        let micro = recipe.micro_batch.min(recipe.batch).max(1);
+        let inputs = |data: &dyn Sequences, part: &[u32]| -> usize {
+            part.iter().map(|&i| data.length(i as usize).saturating_sub(1)).sum()
+        };
+        let in_order: Vec<u32> = (0..valid.len() as u32).collect();
+        let mut rows = in_order.chunks(micro).map(|part| inputs(valid, part)).max().unwrap_or(0);
+        for epoch in 0..recipe.epochs {
+            let order = epoch_order(recipe.seed, epoch, train.len());
+            for batch in order.chunks(recipe.batch) {
+                let largest = batch.chunks(micro).map(|part| inputs(train, part)).max();
+                rows = rows.max(largest.unwrap_or(0));
+            }
+        }
+        BatchShape { rows: rows.max(1), longest: train.longest().max(valid.longest()) }
+    }
 }
 
 #[cfg(test)]

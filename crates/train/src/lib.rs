@@ -13,7 +13,7 @@ mod trainer;
 
 pub use checkpoint::Error as CheckpointError;
 pub use config::{Recipe, RecipeError, Schedule, TrainConfig};
-pub use data::{Facts, Sequences, epoch_order};
+pub use data::{BatchShape, Facts, Sequences, epoch_order, order_bytes};
 pub use evaluate::{BINS, Bin, Evaluator, Scores, Tally, evaluate};
 pub use optimizer::{AdamW, Applied, learning_rate};
 pub use run::{

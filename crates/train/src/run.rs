@@ -2,12 +2,13 @@
 
 use crate::checkpoint;
 use crate::config::TrainConfig;
-use crate::data::{Sequences, epoch_order};
+use crate::data::{BatchShape, Sequences, epoch_order};
 use crate::evaluate::{Evaluator, evaluate};
 use crate::optimizer::learning_rate;
 use crate::saved::{self, write_description, write_weights};
 use crate::trainer::{StepReport, Trainer};
 use kernels::Team;
+use models::Model;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -166,18 +167,12 @@ pub enum Event<'a> {
 /// How a run ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The trainer with the best weights in it.
-    pub trainer: Trainer,
+    /// The model: with its best weights, or as it was when a signal stopped the run.
+    pub model: Model,
     /// Where it stands.
     pub state: State,
     /// The signal that stopped it, if one did.
     pub stopped_by: Option<usize>,
-}
-
-impl std::fmt::Debug for Trainer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trainer").field("model", self.model.config()).finish_non_exhaustive()
-    }
 }
 
 /// Steps that a recipe takes over `sequences` sequences.
@@ -194,9 +189,9 @@ pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome,
     let RunOptions { config, train, valid, dir, team, .. } = *options;
     let recipe = &config.train;
     check(config, train, valid)?;
-    let longest = train.longest().max(valid.longest());
+    let shape = BatchShape::of(recipe, train, valid);
     let identity = identity(options);
-    let mut trainer = Trainer::new(config, longest, team)?;
+    let mut trainer = Trainer::new(config, shape, team)?;
     let mut state = State { identity: identity.clone(), ..State::default() };
     if options.resume {
         let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)));
@@ -261,13 +256,14 @@ pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome,
             break;
         }
     }
+    // Activations and moments go before the best weights are mapped, so that the peak is training's.
+    let mut model = trainer.into_model();
     if stopped_by.is_none() && state.best_loss.is_some() {
-        let best = formats::TensorFile::open(&dir.join(saved::WEIGHTS_FILE))
-            .map_err(saved::Error::from)?;
-        saved::read_parameters(&best, trainer.model.weights_mut()).map_err(saved::Error::from)?;
-        trainer.weights_changed();
+        let path = dir.join(saved::WEIGHTS_FILE);
+        let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
+        saved::read_parameters(&best, model.weights_mut()).map_err(saved::Error::from)?;
     }
-    Ok(Outcome { trainer, state, stopped_by })
+    Ok(Outcome { model, state, stopped_by })
 }
 
 /// Makes the run folder: all that resumption needs before the first step.

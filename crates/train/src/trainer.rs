@@ -1,11 +1,11 @@
 //! One optimizer step: batch, forward, backward, clip, update.
 
 use crate::config::{Recipe, TrainConfig};
-use crate::data::Sequences;
+use crate::data::{BatchShape, Sequences};
 use crate::optimizer::AdamW;
 use kernels::Team;
 use ledger::{Account, Plan};
-use models::{Batch, Dropout, Model, Runner, Workload};
+use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
 use tensor::Parameters;
 
@@ -37,10 +37,9 @@ pub struct StepReport {
     pub applied: bool,
 }
 
-fn workload(recipe: &Recipe, longest: usize, threads: usize) -> Workload {
+fn workload(recipe: &Recipe, shape: BatchShape, threads: usize) -> Workload {
     let sequences = recipe.micro_batch.min(recipe.batch);
-    let rows = sequences * longest.saturating_sub(1).max(1);
-    Workload { rows, sequences, longest, threads, training: true }
+    Workload { rows: shape.rows, sequences, longest: shape.longest, threads, training: true }
 }
 
 impl Trainer {
@@ -50,25 +49,25 @@ impl Trainer {
     /// When the configuration makes no network.
     pub fn plan(
         config: &TrainConfig,
-        longest: usize,
+        shape: BatchShape,
         threads: usize,
     ) -> Result<Plan, models::Error> {
         let layout = Model::layout_of(&config.model)?;
         let mut plan = Model::plan(&config.model)?;
         plan.add(&layout.buffer_spec("gradients", Account::Gradients));
         plan.extend(AdamW::plan(&layout));
-        let workload = workload(&config.train, longest, threads);
+        let workload = workload(&config.train, shape, threads);
         plan.extend(Runner::plan(&config.model, &workload)?);
         Ok(plan)
     }
 
-    /// A fresh model, initialised from the recipe's seed, for sequences of up to `longest` tokens.
+    /// A fresh model, initialised from the recipe's seed, for batches of up to `shape`.
     ///
     /// # Errors
     /// When the configuration makes no network, or memory is not to be had.
     pub fn new(
         config: &TrainConfig,
-        longest: usize,
+        shape: BatchShape,
         team: &Arc<Team>,
     ) -> Result<Trainer, models::Error> {
         let mut model = Model::new(&config.model)?;
@@ -76,7 +75,7 @@ impl Trainer {
         let layout = Arc::clone(model.layout());
         let gradients = Parameters::zeros(&layout, "gradients", Account::Gradients)?;
         let optimizer = AdamW::new(&layout)?;
-        let runner = Runner::new(&model, workload(&config.train, longest, team.threads()), team)?;
+        let runner = Runner::new(&model, workload(&config.train, shape, team.threads()), team)?;
         Ok(Trainer {
             model,
             optimizer,
@@ -86,6 +85,30 @@ impl Trainer {
             batch: Batch::default(),
             ids: Vec::new(),
         })
+    }
+
+    /// Trains a miniature of the same kind for one step, so that the program's own code is in
+    /// memory before the runtime's share is measured.
+    pub fn warm_up(config: &TrainConfig, team: &Arc<Team>) {
+        let mut small = config.clone();
+        small.train.batch = 4;
+        small.train.micro_batch = 4;
+        match &mut small.model {
+            ModelConfig::Transformer(c) => {
+                (c.vocab_size, c.hidden_size, c.intermediate_size) = (64, 16, 32);
+                (c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) = (1, 1, 8);
+                (c.num_key_value_heads, c.head_dim) = (None, None);
+            }
+            ModelConfig::Rnn(c) => (c.vocab_size, c.embedding_size, c.hidden_size) = (64, 16, 16),
+            ModelConfig::Ngram(_) => return,
+        }
+        let data: Vec<Vec<u32>> = (0..4).map(|s| (s..s + 8).collect()).collect();
+        if let Ok(mut trainer) = Trainer::new(&small, BatchShape::full(&small.train, 8), team) {
+            trainer.step(&data, &[0, 1, 2, 3], 0, 1e-3);
+            let (model, runner) = trainer.evaluator();
+            crate::evaluate(&mut crate::Evaluator::Network(model, runner), &data, 4, None);
+        }
+        ledger::reset_peak();
     }
 
     /// One step over the sequences named by `indices`, `micro_batch` of them at a time: the loss is
@@ -142,6 +165,11 @@ impl Trainer {
     /// Must be called after weights were replaced from outside.
     pub fn weights_changed(&mut self) {
         self.runner.weights_changed();
+    }
+
+    /// The model alone: all else is given back.
+    pub fn into_model(self) -> Model {
+        self.model
     }
 
     /// The gradients of the last step.

@@ -4,7 +4,7 @@ use kernels::Team;
 use ledger::{Account, snapshot};
 use models::*;
 use std::sync::Arc;
-use train::{Recipe, TrainConfig, Trainer};
+use train::{BatchShape, Recipe, TrainConfig, Trainer};
 
 #[test]
 fn the_plan_is_what_is_charged() {
@@ -16,9 +16,15 @@ fn the_plan_is_what_is_charged() {
     for model in models {
         for threads in [1, 3] {
             let config = TrainConfig { model: model.clone(), train: Recipe::default() };
-            let plan = Trainer::plan(&config, 65, threads).unwrap();
+            let plan =
+                Trainer::plan(&config, BatchShape::full(&config.train, 65), threads).unwrap();
             assert_eq!(snapshot().current.iter().sum::<u64>(), 0);
-            let trainer = Trainer::new(&config, 65, &Arc::new(Team::new(threads))).unwrap();
+            let trainer = Trainer::new(
+                &config,
+                BatchShape::full(&config.train, 65),
+                &Arc::new(Team::new(threads)),
+            )
+            .unwrap();
             let books = snapshot();
             for account in Account::ALL {
                 let (predicted, measured) = (plan.of(account), books.current[account as usize]);

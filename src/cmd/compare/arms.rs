@@ -44,7 +44,8 @@ pub fn check(experiment: &Experiment, data: &Dataset) -> Result<(), CliError> {
         if !matches!(config.model, ModelConfig::Ngram(_)) {
             train::check(&config, data.side(Side::Train), data.side(Side::Valid))
                 .map_err(|e| wrong(e.to_string()))?;
-            let plan = Trainer::plan(&config, longest, 1).map_err(|e| wrong(e.to_string()))?;
+            let shape = train::BatchShape::full(&config.train, longest);
+            let plan = Trainer::plan(&config, shape, 1).map_err(|e| wrong(e.to_string()))?;
             crate::cmd::fit(&plan, &format!("arm `{}`", arm.name))?;
         }
     }

@@ -85,7 +85,7 @@ fn description(manifest: &Manifest) -> String {
     match names.as_slice() {
         [] => "no named source".to_owned(),
         few if few.len() <= 3 => few.join(", "),
-        many => format!("{} and {} more files", many[0], many.len() - 1),
+        [first, ..] => format!("{first} and {} more files", names.len() - 1),
     }
 }
 

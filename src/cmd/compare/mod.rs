@@ -37,7 +37,7 @@ An experiment file; all keys but name and the arms may be left away:
   epochs = 8
   prompts = [\"please send the\"]
   [train]                       # shared by all arms, as in `autoreg train`
-  learning_rate = 3e-3
+  learning_rate = 1e-2
   [[arm]]
   name = \"bigram\"
   kind = \"bigram\"               # uniform, unigram, bigram, ngram, rnn, transformer

@@ -20,7 +20,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use train::{Event, RunOptions, SavedModel, Scores, Sequences, Tally, TrainConfig, Trainer};
+use train::{
+    BatchShape, Event, RunOptions, SavedModel, Scores, Sequences, Tally, TrainConfig, Trainer,
+};
 
 /// The file in a run's folder that holds its record.
 pub const RECORD: &str = "record.json";
@@ -123,10 +125,13 @@ impl Work<'_> {
     /// Gradient descent in the run's folder; goes on from its newest checkpoint.
     fn descend(&self, arm: &Arm, stop: &AtomicUsize) -> Result<Record, CliError> {
         let team = team(self.args.threads)?;
+        Trainer::warm_up(&self.config, &team);
         let runtime = ledger::resident_bytes();
         let (train, valid) = (self.data.side(Side::Train), self.data.side(Side::Valid));
-        let longest = Sequences::longest(train).max(Sequences::longest(valid));
-        let plan = Trainer::plan(&self.config, longest, team.threads()).map_err(CliError::input)?;
+        let shape = BatchShape::of(&self.config.train, train, valid);
+        let mut plan =
+            Trainer::plan(&self.config, shape, team.threads()).map_err(CliError::input)?;
+        let _files = crate::cmd::train::plan_token_files(&mut plan, self.data);
         let tokenizer = self.data.tokenizer().to_bytes();
         let hash = super::facts::data_hash(self.data.manifest());
         let options = RunOptions {
@@ -158,7 +163,7 @@ impl Work<'_> {
         }
         let peak = ledger::peak_bytes();
         let report = Report::new(&plan, &ledger::snapshot(), runtime, peak);
-        let parameters = network_parameters(&outcome.trainer.model, plan.of(Account::Optimizer));
+        let parameters = network_parameters(&outcome.model, plan.of(Account::Optimizer));
         let state = &outcome.state;
         let point = |p: &train::CurvePoint| CurvePoint {
             tokens: p.tokens,
