@@ -1,9 +1,8 @@
 //! What every command shares: help, quiet pipes, plain logs, and JSON with stable keys.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{SMALL, autoreg, data, finish, json, model, program, works};
+use common::{SMALL, autoreg, data, finish, json, mean, program, works};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -177,7 +176,7 @@ fn train_and_eval_have_the_names_of_a_row() {
     let file = file.to_str().unwrap();
     let models = [
         (vec!["--config", file], "transformer"),
-        (vec!["--model", "rnn", "--max-steps", "3"], "rnn"),
+        (vec!["--model", "rnn", "--warmup-steps", "4", "--epochs", "2", "--batch", "16"], "rnn"),
         (vec!["--model", "bigram"], "bigram"),
         (vec!["--model", "ngram", "--order", "3"], "ngram"),
     ];
@@ -197,21 +196,19 @@ fn train_and_eval_have_the_names_of_a_row() {
         assert_eq!(kept, trained);
         let scored = json(&["eval", run, "--data", data(), "--split", "test"]);
         assert_eq!(scored["model"], kind);
-        numbers(&scored, &["test_loss_nats", "tokens", "peak_process_bytes"]);
-        numbers(&scored["without_unk"], &["test_loss_nats", "tokens"]);
-        for part in [&scored, &scored["without_unk"]] {
-            let accuracy = part["test_accuracy"].as_f64().unwrap();
-            assert!((0.0..1.0).contains(&accuracy), "{kind}: {accuracy}");
-        }
-        let loss = scored["test_loss_nats"].as_f64().unwrap();
-        assert!(loss < 200f64.ln(), "{kind} learns: {loss}");
+        numbers(&scored, &["tokens", "groups", "peak_process_bytes", "parameters"]);
+        let (loss, accuracy) = (mean(&scored["test_loss_nats"]), mean(&scored["test_accuracy"]));
+        assert!(loss > 0.0 && loss < 200f64.ln(), "{kind} learns: {loss}");
+        assert!((0.0..1.0).contains(&accuracy), "{kind}: {accuracy}");
         assert!((scored["perplexity"].as_f64().unwrap() - loss.exp()).abs() < 1e-9);
+        let known = scored["without_unk"]["tokens"].as_u64().unwrap();
+        assert!(known > 0 && known < scored["tokens"].as_u64().unwrap(), "{scored}");
+        assert!(scored["without_unk"]["test_loss_nats"].is_number(), "{scored}");
         // The validation loss that training reports is the one that scoring finds.
         let valid = json(&["eval", run, "--data", data(), "--split", "valid"]);
-        let [a, b] = [&valid["valid_loss_nats"], &trained["valid_loss_nats"]];
-        assert!((a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-6, "{kind}: {a} {b}");
+        let (again, said) = (mean(&valid["valid_loss_nats"]), &trained["valid_loss_nats"]);
+        assert!((again - said.as_f64().unwrap()).abs() < 1e-6, "{kind}: {again} {said}");
     }
-    assert!(!model().is_empty());
 }
 
 #[test]

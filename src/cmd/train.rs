@@ -223,21 +223,14 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
 pub fn run(args: TrainArgs) -> Result<(), CliError> {
     let data = Dataset::open(&args.data).map_err(CliError::input)?;
     let config = config(&args, &data)?;
-    for side in [Side::Train, Side::Valid] {
-        data.side(side).verify().map_err(CliError::input)?;
-    }
     let summary = match &config.model {
         ModelConfig::Ngram(ngram) => count(&args, &config, ngram, &data)?,
         _ => descend(&args, &config, &data)?,
     };
     let text = json(&summary.json)?;
-    let path = args.out.join("result.json");
-    std::fs::write(&path, &text)
-        .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+    write(&args.out.join("result.json"), &text)?;
     if let Some(report) = &summary.ledger {
-        let path = args.out.join("ledger.json");
-        std::fs::write(&path, json(report)?)
-            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+        write(&args.out.join("ledger.json"), &json(report)?)?;
     }
     if args.json {
         term::print(&text);
@@ -248,21 +241,6 @@ pub fn run(args: TrainArgs) -> Result<(), CliError> {
         }
     }
     Ok(())
-}
-
-/// Adds the mapped token files of the sides that training reads to the plan and to the books.
-pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
-    let mut add = |name: &str, bytes: u64| {
-        plan.add_bytes(name, Account::Data, bytes);
-        Charge::new(Account::Data, bytes)
-    };
-    let mut charges = vec![add("order of an epoch", order_bytes(data.side(Side::Train).len()))];
-    for side in [Side::Train, Side::Valid] {
-        let path = data.dir().join(side.file_name());
-        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
-        charges.push(add(&format!("{} tokens, mapped", side.name()), bytes));
-    }
-    charges
 }
 
 /// Sees that the run folder may be made. A run that is there is removed when that was asked for;
@@ -285,6 +263,34 @@ fn make_room(args: &TrainArgs) -> Result<(), CliError> {
     std::fs::remove_dir_all(&args.out).map_err(|e| CliError::failed(format!("{out}: {e}")))
 }
 
+/// Checks the ids that training reads: a damaged one must not become an index. Called after the
+/// runtime's memory was measured, for it brings the files into memory.
+fn verify(data: &Dataset) -> Result<(), CliError> {
+    let sides = [Side::Train, Side::Valid];
+    sides.iter().try_for_each(|&side| data.side(side).verify()).map_err(CliError::input)
+}
+
+/// Writes a file whole or not at all.
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    formats::replace_file(path, |file| file.write_all(text.as_bytes()))
+        .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))
+}
+
+/// Adds the mapped token files of the sides that training reads to the plan and to the books.
+pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
+    let mut add = |name: &str, bytes: u64| {
+        plan.add_bytes(name, Account::Data, bytes);
+        Charge::new(Account::Data, bytes)
+    };
+    let mut charges = vec![add("order of an epoch", order_bytes(data.side(Side::Train).len()))];
+    for side in [Side::Train, Side::Valid] {
+        let path = data.dir().join(side.file_name());
+        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
+        charges.push(add(&format!("{} tokens, mapped", side.name()), bytes));
+    }
+    charges
+}
+
 struct Summary {
     json: serde_json::Value,
     text: String,
@@ -297,12 +303,13 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
     let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
+    verify(data)?;
     train::check(config, train, valid).map_err(CliError::input)?;
     let shape = BatchShape::of(&config.train, train, valid);
     let mut plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
     fit(&plan, &format!("training this {}", config.model.kind()))?;
-    make_room(args)?;
     let _files = plan_token_files(&mut plan, data);
+    make_room(args)?;
     let stop = crate::stop::on_signals()?;
     let tokenizer = data.tokenizer().to_bytes();
     let options = RunOptions {
@@ -404,6 +411,7 @@ fn count(
 ) -> Result<Summary, CliError> {
     let started = Instant::now();
     let train = data.side(Side::Train);
+    verify(data)?;
     let mut counter = Counter::new(ngram).map_err(CliError::input)?;
     make_room(args)?;
     let mut ids = Vec::new();
@@ -422,12 +430,9 @@ fn count(
         .collect();
     let trials = model.choose(held.iter().map(Vec::as_slice));
     let seconds = started.elapsed().as_secs_f64();
-    std::fs::create_dir_all(&args.out)
-        .map_err(|e| CliError::failed(format!("{}: {e}", args.out.display())))?;
     let saved = ModelConfig::Ngram(model.config().clone());
-    train::write_description(&args.out, &saved, &data.tokenizer().to_bytes())
-        .map_err(CliError::failed)?;
-    train::write_counts(&args.out, &model).map_err(CliError::failed)?;
+    train::write_count_model(&args.out, &model, &data.tokenizer().to_bytes())
+        .map_err(CliError::input)?;
     let best = trials.iter().map(|t| t.loss).fold(f64::INFINITY, f64::min);
     let json = json!({
         "model": saved.kind(),

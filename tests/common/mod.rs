@@ -50,6 +50,17 @@ pub fn json(words: &[&str]) -> Value {
     serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{words:?}: {e}: {}", ran.out))
 }
 
+/// The mean of a score: `low <= mean <= high`.
+#[track_caller]
+pub fn mean(score: &Value) -> f64 {
+    let [low, mean, high] = ["low", "mean", "high"].map(|part| score[part].as_f64());
+    let (Some(low), Some(mean), Some(high)) = (low, mean, high) else {
+        panic!("expected low, mean and high: {score}");
+    };
+    assert!(low <= mean && mean <= high, "{score}");
+    mean
+}
+
 impl Ran {
     /// This exit code, nothing on standard output, and one line on standard error with these words.
     #[track_caller]
@@ -71,9 +82,7 @@ impl Ran {
 
 /// A folder for what is made once in this test program.
 fn once(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("{}-{}", env!("CARGO_CRATE_NAME"), std::process::id()))
-        .join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME")).join(name);
     drop(std::fs::remove_dir_all(&folder));
     std::fs::create_dir_all(folder.parent().unwrap()).unwrap();
     folder

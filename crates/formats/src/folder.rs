@@ -77,6 +77,20 @@ pub fn replace_folder<E: From<io::Error>>(
     result
 }
 
+/// What to try about an error of reading or writing, ready to follow it; empty where nothing is
+/// known to help.
+pub fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free some space or choose another folder"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; check the permissions or choose another folder"
+        }
+        _ => "",
+    }
+}
+
 /// Makes renames in a folder last.
 ///
 /// # Errors

@@ -6,5 +6,5 @@
 mod folder;
 mod tensors;
 
-pub use folder::{replace_file, replace_folder, sync_folder};
+pub use folder::{hint, replace_file, replace_folder, sync_folder};
 pub use tensors::{Error, TensorFile, TensorRef, Values, write_tensors};

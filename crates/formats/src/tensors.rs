@@ -1,6 +1,6 @@
 //! Safetensors files, read by mapping and written whole.
 
-use crate::folder::replace_at;
+use crate::folder::{hint, replace_at};
 use ledger::MappedFile;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use std::borrow::Cow;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It cannot be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", hint(source))]
     Io {
         /// The file.
         path: PathBuf,

@@ -23,7 +23,7 @@ const KEPT: usize = 2;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read or written.
-    #[error("{path}: {source}; is the disk full?")]
+    #[error("{path}: {source}{}", formats::hint(source))]
     Io {
         /// The file or folder.
         path: PathBuf,

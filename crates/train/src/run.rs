@@ -33,7 +33,7 @@ pub enum Error {
     #[error(transparent)]
     Recipe(#[from] crate::RecipeError),
     /// The run folder.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", formats::hint(source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -201,7 +201,12 @@ pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome,
         }
         tell(Event::Resumed(&state));
     } else {
-        begin(options, &trainer, &state).inspect_err(|_| drop(fs::remove_dir_all(dir)))?;
+        let fresh = !dir.exists();
+        begin(options, &trainer, &state).inspect_err(|_| {
+            if fresh {
+                drop(fs::remove_dir_all(dir));
+            }
+        })?;
     }
     let mut metrics = Metrics::open(dir, state.step)?;
     let per_epoch = train.len().div_ceil(recipe.batch) as u64;

@@ -20,7 +20,7 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", formats::hint(source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -171,6 +171,24 @@ pub fn write_description(dir: &Path, config: &ModelConfig, tokenizer: &[u8]) -> 
 pub fn write_weights(dir: &Path, model: &Model, step: u64) -> Result<(), Error> {
     let metadata = HashMap::from([("step".to_owned(), step.to_string())]);
     Ok(write_parameters(&dir.join(WEIGHTS_FILE), &[("", model.weights())], metadata)?)
+}
+
+/// Writes a count model's folder. When that fails and there was none, none is left.
+///
+/// # Errors
+/// As the system says.
+pub fn write_count_model(dir: &Path, model: &Ngram, tokenizer: &[u8]) -> Result<(), Error> {
+    let fresh = !dir.exists();
+    let write = || {
+        fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
+        write_description(dir, &ModelConfig::Ngram(model.config().clone()), tokenizer)?;
+        write_counts(dir, model)
+    };
+    write().inspect_err(|_| {
+        if fresh {
+            drop(fs::remove_dir_all(dir));
+        }
+    })
 }
 
 /// Writes a count model's tables.

@@ -173,8 +173,8 @@ fn a_resumed_run_equals_an_uninterrupted_one() {
             let second = run(&opts, &mut |_| {}).unwrap();
             assert_eq!(second.state.curve, right.state.curve);
             assert_eq!(second.state.tokens, right.state.tokens);
-            let bits = |t: &Trainer| {
-                t.model.weights().flat().iter().map(|w| w.to_bits()).collect::<Vec<_>>()
+            let bits = |model: &Model| {
+                model.weights().flat().iter().map(|w| w.to_bits()).collect::<Vec<_>>()
             };
             assert_eq!(bits(&second.model), bits(&right.model));
             let lines = |p: &Path| {
