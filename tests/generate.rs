@@ -186,11 +186,7 @@ fn it_ends_for_one_of_four_reasons() {
 fn limit(model: &str) -> usize {
     let config = std::fs::read_to_string(Path::new(model).join("config.json")).unwrap();
     let config: Value = serde_json::from_str(&config).unwrap();
-    let found = config.get("max_position_embeddings").cloned();
-    let inside = || {
-        config.as_object().unwrap().values().find_map(|v| v.get("max_position_embeddings").cloned())
-    };
-    found.or_else(inside).unwrap().as_u64().unwrap() as usize
+    config["max_position_embeddings"].as_u64().unwrap() as usize
 }
 
 #[test]

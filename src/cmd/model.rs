@@ -2,7 +2,7 @@
 
 use crate::cmd::team;
 use crate::error::CliError;
-use engine::{CountSource, Error, NetworkSource, Room, Source};
+use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
@@ -115,11 +115,7 @@ impl Source for AnySource<'_> {
         each!(self, source => source.keep(keep))
     }
 
-    fn pass(
-        &mut self,
-        ids: &[u32],
-        each: &mut dyn FnMut(usize, &[f32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
         each!(self, source => source.pass(ids, each))
     }
 }

@@ -1,7 +1,7 @@
 //! A count model as a source: its logits are the logarithms of its probabilities.
 
 use crate::source::keep_places;
-use crate::{Error, Room, Source};
+use crate::{Each, Error, Room, Source};
 use models::ngram::Ngram;
 
 /// A count model with the last tokens of every sequence.
@@ -60,11 +60,7 @@ impl Source for CountSource<'_> {
         keep_places(&mut self.contexts, keep);
     }
 
-    fn pass(
-        &mut self,
-        ids: &[u32],
-        each: &mut dyn FnMut(usize, &[f32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
         let mut logits = vec![0.0; self.vocab_size()];
         for place in 0..ids.len() {
             self.logits(&ids[..=place], &mut logits);

@@ -23,4 +23,4 @@ pub use network::NetworkSource;
 pub use progress::{Finish, Sequence, Token};
 pub use prompt::{Prompt, Truncate};
 pub use score::{Route, Scored, score};
-pub use source::{Room, Source};
+pub use source::{Each, Room, Source};

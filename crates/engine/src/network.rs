@@ -1,7 +1,7 @@
 //! A network as a source: one cache a sequence, one forward pass a step for all of them.
 
 use crate::source::keep_places;
-use crate::{Error, Room, Source};
+use crate::{Each, Error, Room, Source};
 use kernels::Team;
 use models::{Batch, Cache, Model, Runner, Workload};
 use std::sync::Arc;
@@ -113,11 +113,7 @@ impl Source for NetworkSource<'_> {
         keep_places(&mut self.read, keep);
     }
 
-    fn pass(
-        &mut self,
-        ids: &[u32],
-        each: &mut dyn FnMut(usize, &[f32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
         let vocab = self.vocab_size();
         let rows = (MOST_LOGITS / vocab).clamp(1, MOST_ROWS).min(ids.len());
         if rows == 0 {

@@ -3,7 +3,7 @@
 //! The figures are those that generation tells of a choice, by the same code: a token is scored by
 //! choosing among it alone.
 
-use crate::{Error, Room, Source};
+use crate::{Each, Error, Room, Source};
 use decoding::{Counter, DecodeError, History, Rule, Rules, Scratch, decide};
 
 /// By which way the logits come. Both give the same bits.
@@ -53,11 +53,7 @@ pub fn score<S: Source>(source: &mut S, ids: &[u32], route: Route) -> Result<Vec
     Ok(scores)
 }
 
-fn one_by_one<S: Source>(
-    source: &mut S,
-    inputs: &[u32],
-    each: &mut dyn FnMut(usize, &[f32]) -> Result<(), Error>,
-) -> Result<(), Error> {
+fn one_by_one<S: Source>(source: &mut S, inputs: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
     let mut logits = vec![0.0; source.vocab_size()];
     for (place, token) in inputs.chunks(1).enumerate() {
         if place == 0 {

@@ -11,6 +11,9 @@ pub struct Room {
     pub tokens: usize,
 }
 
+/// Takes the logits (V) that follow the token at a place of a text.
+pub type Each<'a> = dyn FnMut(usize, &[f32]) -> Result<(), Error> + 'a;
+
 /// A model with the past of the sequences of one request. V is the vocabulary.
 ///
 /// A row of logits depends on the tokens before it alone: not on the sequences beside it, and not
@@ -40,11 +43,7 @@ pub trait Source {
     ///
     /// # Errors
     /// When memory is not to be had, or what `each` returns.
-    fn pass(
-        &mut self,
-        ids: &[u32],
-        each: &mut dyn FnMut(usize, &[f32]) -> Result<(), Error>,
-    ) -> Result<(), Error>;
+    fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error>;
 }
 
 /// Removes the places where `keep` is false.

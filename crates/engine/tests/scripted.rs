@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use decoding::{Method, Rules, Settings};
-use engine::{Error, Event, Finish, Generator, Request, Room, Sequence, Source};
+use engine::{Each, Error, Event, Finish, Generator, Request, Room, Sequence, Source};
 use proptest::prelude::*;
 use tokenizer::Tokenizer;
 
@@ -48,11 +48,7 @@ impl Source for Scripted {
         assert_eq!(keep.len(), self.sequences);
         self.sequences = keep.iter().filter(|&&kept| kept).count();
     }
-    fn pass(
-        &mut self,
-        _: &[u32],
-        _: &mut dyn FnMut(usize, &[f32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn pass(&mut self, _: &[u32], _: &mut Each<'_>) -> Result<(), Error> {
         Ok(())
     }
 }
