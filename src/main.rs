@@ -8,7 +8,6 @@ mod stop;
 mod term;
 
 use clap::{Parser, Subcommand};
-use error::CliError;
 use std::process::ExitCode;
 
 /// Trains, compares, generates from and serves autoregressive language models, and accounts for
@@ -45,8 +44,12 @@ enum Command {
     /// One run of a comparison, in a process of its own
     #[command(hide = true)]
     CompareRun(cmd::compare::WorkerArgs),
-    /// Choose tokens: from given logits today
-    Generate(cmd::from_logits::FromLogitsArgs),
+    /// Continue a prompt, or choose a token from given logits; every rule, explained
+    Generate(Box<cmd::generate::GenerateArgs>),
+    /// Repeat what `generate --json` recorded, to the bit
+    Replay(cmd::generate::ReplayArgs),
+    /// Score a text token by token: log-probability, rank, perplexity
+    Score(cmd::score::ScoreArgs),
     /// Measure speed and memory on random tokens
     Bench(cmd::bench::BenchArgs),
 }
@@ -59,8 +62,9 @@ fn main() -> ExitCode {
         Command::Eval(args) => cmd::eval::run(args),
         Command::Compare(args) => cmd::compare::run(&args),
         Command::CompareRun(args) => cmd::compare::run_one(&args),
-        Command::Generate(args) => cmd::from_logits::run(&args, &mut std::io::stdout().lock())
-            .map_err(|e| CliError { message: e.to_string(), code: e.exit_code() }),
+        Command::Generate(args) => cmd::generate::run(*args),
+        Command::Replay(args) => cmd::generate::replay(&args),
+        Command::Score(args) => cmd::score::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });
     match done {

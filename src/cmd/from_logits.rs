@@ -104,40 +104,35 @@ impl DecodingArgs {
 }
 
 /// Arguments of `generate --from-logits`.
+<<<<<<< HEAD
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   autoreg generate --from-logits row.json --temperature 0.8 --top-p 0.95
   autoreg generate --from-logits row.json --top-k 40 --compare-presets
   autoreg generate --from-logits row.json --top-p 0.9 --explain why.html")]
+=======
+#[derive(Debug, Clone)]
+>>>>>>> generate
 pub struct FromLogitsArgs {
     /// Logits or probabilities: a JSON array, or an object with `logits` or `probs` and,
     /// if wanted, `tokens` (their texts)
-    #[arg(long = "from-logits", value_name = "FILE.json")]
     pub file: PathBuf,
     /// The uniform number in [0, 1) instead of one from the seed
-    #[arg(long, value_name = "U", allow_negative_numbers = true, conflicts_with = "seed")]
     pub draw: Option<f64>,
     /// Seed of the uniform number
-    #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Step of the sequence, from 0; the uniform number depends on it
-    #[arg(long, default_value_t = 0)]
     pub step: u64,
     /// Tokens so far, for the penalties
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub history: Vec<u32>,
     /// Show what the same settings keep under every preset
-    #[arg(long, conflicts_with_all = ["rules", "preset", "report"])]
     pub compare_presets: bool,
     /// Print JSON
-    #[arg(long)]
     pub json: bool,
     /// Also write a self-contained page with sliders
-    #[arg(long = "explain", value_name = "REPORT.html")]
     pub report: Option<PathBuf>,
     /// The settings
-    #[command(flatten)]
     pub decoding: DecodingArgs,
 }
 

@@ -5,6 +5,9 @@ pub mod compare;
 pub mod data;
 pub mod eval;
 pub mod from_logits;
+pub mod generate;
+pub mod model;
+pub mod score;
 pub mod train;
 
 use crate::error::CliError;

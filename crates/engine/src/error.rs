@@ -1,0 +1,80 @@
+//! Why a request cannot be answered: facts, not prose.
+
+use decoding::DecodeError;
+use decoding::stop::EmptyStop;
+
+/// Why no tokens come, or no more.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// More tokens than the model can see.
+    #[error(
+        "the prompt has {found} tokens (with <bos>), the model sees {limit} at most; shorten it, \
+         or let --truncate-prompt left or right do it"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt, `<bos>` counted.
+        found: usize,
+        /// Tokens that the model can see.
+        limit: usize,
+    },
+    /// A text to score that is longer than the model can see.
+    #[error("the text has {found} tokens with <bos>, the model scores {limit} at most; shorten it")]
+    TextTooLong {
+        /// Tokens of the text, `<bos>` counted.
+        found: usize,
+        /// Tokens that can be scored: one more than the context, since the last is not read.
+        limit: usize,
+    },
+    /// Nothing to begin from.
+    #[error("the prompt is empty and the tokenizer has no <bos> to begin from; give a prompt")]
+    NothingToBeginFrom,
+    /// A token that the model does not know.
+    #[error(
+        "token {id} is not in the model's vocabulary of {vocabulary}; the tokenizer and the model \
+         do not belong together"
+    )]
+    UnknownToken {
+        /// The token.
+        id: u32,
+        /// Tokens that the model knows.
+        vocabulary: usize,
+    },
+    /// No sequence was asked for.
+    #[error("0 sequences asked for; expected at least 1")]
+    NoSequences,
+    /// An empty stop string.
+    #[error(transparent)]
+    Stop(#[from] EmptyStop),
+    /// No token can be chosen; the source names the step.
+    #[error("sequence {sequence}, {source}")]
+    Decode {
+        /// The sequence's index.
+        sequence: u64,
+        /// The step and the reason.
+        source: DecodeError,
+    },
+    /// Memory, or a model that is none.
+    #[error(transparent)]
+    Model(#[from] models::Error),
+}
+
+impl Error {
+    /// Whether the model's output is at fault rather than what was asked for.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        let broken = |source: &DecodeError| {
+            matches!(
+                source,
+                DecodeError::NotFinite { .. }
+                    | DecodeError::AllImpossible { .. }
+                    | DecodeError::Empty { .. }
+                    | DecodeError::TooWide { .. }
+            )
+        };
+        match self {
+            Self::Decode { source, .. } => broken(source),
+            Self::Model(_) => true,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! A network as a source: one cache a sequence, one forward pass a step for all of them.
+
+use crate::source::keep_places;
+use crate::{Each, Error, Room, Source};
+use kernels::Team;
+use models::{Batch, Cache, Model, Runner, Workload};
+use std::sync::Arc;
+
+/// Tokens of a prompt that run together; a longer one is read in pieces, with the same result.
+const MOST_ROWS: usize = 512;
+/// Logits that a pass over a known text holds at once: 16 MiB.
+const MOST_LOGITS: usize = 1 << 22;
+
+/// A network with what it remembers.
+pub struct NetworkSource<'a> {
+    model: &'a Model,
+    team: Arc<Team>,
+    runner: Option<Runner>,
+    /// One a sequence.
+    caches: Vec<Cache>,
+    /// Tokens that each sequence has read.
+    read: Vec<usize>,
+    batch: Batch,
+    /// The rows whose logits are wanted.
+    rows: Vec<usize>,
+}
+
+impl<'a> NetworkSource<'a> {
+    /// A source that remembers nothing yet; buffers come with the first request.
+    #[must_use]
+    pub fn new(model: &'a Model, team: &Arc<Team>) -> Self {
+        Self {
+            model,
+            team: Arc::clone(team),
+            runner: None,
+            caches: Vec::new(),
+            read: Vec::new(),
+            batch: Batch::default(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Buffers and one empty cache for a new request.
+    fn reset(&mut self, rows: usize, room: Room) -> Result<(), Error> {
+        self.runner = None;
+        self.caches.clear();
+        let tokens = self.context_limit().map_or(room.tokens, |limit| room.tokens.min(limit));
+        let workload = Workload {
+            rows: rows.max(room.sequences),
+            sequences: room.sequences,
+            longest: tokens,
+            threads: self.team.threads(),
+            training: false,
+        };
+        self.caches.push(Cache::new(self.model, tokens)?);
+        self.read = vec![0];
+        self.runner = Some(Runner::new(self.model, workload, &self.team)?);
+        Ok(())
+    }
+
+    /// Reads tokens into the only sequence; writes the logits after the last `wanted` of them.
+    fn read(&mut self, ids: &[u32], wanted: usize, logits: &mut [f32]) {
+        self.batch.clear();
+        self.batch.push_inputs(ids, self.read[0], 0);
+        self.read[0] += ids.len();
+        self.rows.clear();
+        self.rows.extend(ids.len() - wanted..ids.len());
+        self.run(logits);
+    }
+
+    fn run(&mut self, logits: &mut [f32]) {
+        if let Some(runner) = &mut self.runner {
+            runner.logits(self.model, &self.batch, &mut self.caches, &self.rows, logits);
+        }
+    }
+}
+
+impl Source for NetworkSource<'_> {
+    fn vocab_size(&self) -> usize {
+        self.model.config().vocab_size()
+    }
+
+    fn context_limit(&self) -> Option<usize> {
+        self.model.config().context_limit()
+    }
+
+    fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
+        self.reset(prompt.len().min(MOST_ROWS), room)?;
+        let mut pieces = prompt.chunks(MOST_ROWS).peekable();
+        while let Some(piece) = pieces.next() {
+            self.read(piece, usize::from(pieces.peek().is_none()), logits);
+        }
+        for _ in 1..room.sequences {
+            self.caches.push(self.caches[0].fork(self.model)?);
+            self.read.push(self.read[0]);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, tokens: &[u32], logits: &mut [f32]) {
+        self.batch.clear();
+        for (&token, read) in tokens.iter().zip(&mut self.read) {
+            self.batch.push_inputs(&[token], *read, 0);
+            *read += 1;
+        }
+        self.rows.clear();
+        self.rows.extend(0..tokens.len());
+        self.run(logits);
+    }
+
+    fn keep(&mut self, keep: &[bool]) {
+        keep_places(&mut self.caches, keep);
+        keep_places(&mut self.read, keep);
+    }
+
+    fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
+        let vocab = self.vocab_size();
+        let rows = (MOST_LOGITS / vocab).clamp(1, MOST_ROWS).min(ids.len());
+        if rows == 0 {
+            return Ok(());
+        }
+        self.reset(rows, Room { sequences: 1, tokens: ids.len() })?;
+        let mut logits = vec![0.0; rows * vocab];
+        for (piece, ids) in ids.chunks(rows).enumerate() {
+            self.read(ids, ids.len(), &mut logits);
+            for (row, logits) in logits.chunks_exact(vocab).take(ids.len()).enumerate() {
+                each(piece * rows + row, logits)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! The score of a given text: the log-probability of each of its tokens after those before it.
+//!
+//! The figures are those that generation tells of a choice, by the same code: a token is scored by
+//! choosing among it alone.
+
+use crate::{Each, Error, Room, Source};
+use decoding::{Counter, DecodeError, History, Rule, Rules, Scratch, decide};
+
+/// By which way the logits come. Both give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// All tokens together, as in training.
+    OnePass,
+    /// One by one through the cache, as in generation.
+    Cached,
+}
+
+/// One token of a text under a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scored {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability in nats; −inf for what the model holds impossible.
+    pub logprob: f64,
+    /// Its place in the model's order, from 1; ties go by id.
+    pub rank: u32,
+    /// Entropy of the model's distribution, in nats; none where the token is impossible.
+    pub entropy: Option<f64>,
+}
+
+/// Scores every token but the first, which has nothing before it.
+///
+/// # Errors
+/// A text longer than the model can see, tokens it does not know, logits that are no numbers.
+pub fn score<S: Source>(source: &mut S, ids: &[u32], route: Route) -> Result<Vec<Scored>, Error> {
+    let vocabulary = source.vocab_size();
+    if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+        return Err(Error::UnknownToken { id, vocabulary });
+    }
+    let Some(inputs) = ids.len().checked_sub(1) else { return Ok(Vec::new()) };
+    if let Some(limit) = source.context_limit().filter(|&limit| inputs > limit) {
+        return Err(Error::TextTooLong { found: ids.len(), limit: limit + 1 });
+    }
+    let (mut scores, mut scratch) = (Vec::with_capacity(inputs), Scratch::new());
+    let mut each = |place: usize, logits: &[f32]| {
+        scores.push(scored(ids[place + 1], place as u64, logits, &mut scratch)?);
+        Ok(())
+    };
+    match route {
+        Route::OnePass => source.pass(&ids[..inputs], &mut each)?,
+        Route::Cached => one_by_one(source, &ids[..inputs], &mut each)?,
+    }
+    Ok(scores)
+}
+
+fn one_by_one<S: Source>(source: &mut S, inputs: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
+    let mut logits = vec![0.0; source.vocab_size()];
+    for (place, token) in inputs.chunks(1).enumerate() {
+        if place == 0 {
+            source.begin(token, Room { sequences: 1, tokens: inputs.len() }, &mut logits)?;
+        } else {
+            source.step(token, &mut logits);
+        }
+        each(place, &logits)?;
+    }
+    Ok(())
+}
+
+fn scored(id: u32, step: u64, logits: &[f32], scratch: &mut Scratch) -> Result<Scored, Error> {
+    let only = Rules::new(vec![Rule::Allow { ids: vec![id] }]).unwrap_or_default();
+    let none = History::default();
+    match decide(&only, logits, &none, Counter::default(), step, scratch) {
+        Ok(choice) => Ok(Scored {
+            id,
+            logprob: choice.logprob,
+            rank: choice.rank,
+            entropy: Some(choice.entropy),
+        }),
+        Err(DecodeError::AllForbidden { .. }) => {
+            let own = logits[id as usize];
+            let before = |(other, &logit): (usize, &f32)| {
+                logit > own || (logit == own && other < id as usize)
+            };
+            let rank = 1 + logits.iter().enumerate().filter(|&pair| before(pair)).count() as u32;
+            Ok(Scored { id, logprob: f64::NEG_INFINITY, rank, entropy: None })
+        }
+        Err(source) => Err(Error::Decode { sequence: 0, source }),
+    }
+}

@@ -1,0 +1,241 @@
+//! `autoreg generate`: continues a prompt, shows how each token was chosen, and writes a record
+//! that `autoreg replay` repeats to the bit. With `--from-logits` no model is opened.
+
+mod pictures;
+mod record;
+mod replay;
+
+pub use replay::{ReplayArgs, run as replay};
+
+use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs};
+use crate::cmd::json;
+use crate::cmd::model::{Opened, engine_error, text_of};
+use crate::error::CliError;
+use crate::term;
+use clap::{Args, ValueEnum};
+use decoding::{Rule, Rules};
+use engine::{Event, Generator, Prompt, Request, Sequence, Source, Truncate};
+use record::Record;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+/// Arguments of `generate`.
+#[derive(Debug, Clone, Args)]
+pub struct GenerateArgs {
+    /// A run folder of `autoreg train`
+    #[arg(required_unless_present = "from_logits", conflicts_with = "from_logits")]
+    pub model: Option<PathBuf>,
+    /// The text to continue; `-` reads standard input; none begins from <bos>
+    pub prompt: Option<String>,
+    /// New tokens at most
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub max_tokens: usize,
+    /// Continuations, in one batch that shares the prompt
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub n: u16,
+    /// Seed of the draws: the same seed, the same text
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Index of the first continuation; number I of `--n` is what `--first-sequence I` gives alone
+    #[arg(long, value_name = "I", default_value_t = 0)]
+    pub first_sequence: u64,
+    /// End before this text comes; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// More tokens that end it, beside the tokenizer's <eos>
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub eos: Vec<u32>,
+    /// Go on after <eos>
+    #[arg(long, conflicts_with = "eos")]
+    pub ignore_eos: bool,
+    /// Never choose <unk> (allowed by default: it is part of what the model learnt)
+    #[arg(long)]
+    pub ban_unk: bool,
+    /// Cut a prompt that is longer than the context, instead of refusing it
+    #[arg(long, value_enum, value_name = "SIDE")]
+    pub truncate_prompt: Option<Side>,
+    /// Print the record as JSON: what `autoreg replay` repeats
+    #[arg(long)]
+    pub json: bool,
+    /// Draw how each token was chosen; with a file, as a page with sliders
+    #[arg(long, value_name = "REPORT.html", num_args = 0..=1)]
+    pub explain: Option<Option<PathBuf>>,
+    /// Write text as it comes, even where standard output is no terminal
+    #[arg(long, conflicts_with_all = ["json", "explain", "n"])]
+    pub stream: bool,
+    /// Workers (default: the processors this process may use)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Instead of a model: logits or probabilities in a JSON array, or an object with `logits` or
+    /// `probs` and, if wanted, `tokens` (their texts)
+    #[arg(long, value_name = "FILE.json")]
+    pub from_logits: Option<PathBuf>,
+    /// With --from-logits: the uniform number in [0, 1) instead of one from the seed
+    #[arg(
+        long,
+        value_name = "U",
+        allow_negative_numbers = true,
+        conflicts_with = "seed",
+        requires = "from_logits"
+    )]
+    pub draw: Option<f64>,
+    /// With --from-logits: step of the sequence, from 0; the uniform number depends on it
+    #[arg(long, default_value_t = 0, requires = "from_logits")]
+    pub step: u64,
+    /// With --from-logits: tokens so far, for the penalties
+    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "from_logits")]
+    pub history: Vec<u32>,
+    /// With --from-logits: show what the same settings keep under every preset
+    #[arg(long, conflicts_with_all = ["rules", "preset", "explain"], requires = "from_logits")]
+    pub compare_presets: bool,
+    /// The settings
+    #[command(flatten)]
+    pub decoding: DecodingArgs,
+}
+
+/// A side of the prompt.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Side {
+    /// Drop the beginning
+    Left,
+    /// Drop the end
+    Right,
+}
+
+/// Runs as told.
+pub fn run(args: GenerateArgs) -> Result<(), CliError> {
+    match (&args.from_logits, &args.model) {
+        (Some(file), _) => given_logits(&args, file.clone()),
+        (None, Some(dir)) => with_model(&args, &Opened::open(dir)?),
+        (None, None) => Err(CliError::input("no MODEL given; give the folder of a trained model")),
+    }
+}
+
+fn given_logits(args: &GenerateArgs, file: PathBuf) -> Result<(), CliError> {
+    let args = FromLogitsArgs {
+        file,
+        draw: args.draw,
+        seed: args.seed,
+        step: args.step,
+        history: args.history.clone(),
+        compare_presets: args.compare_presets,
+        json: args.json,
+        report: args.explain.clone().flatten(),
+        decoding: args.decoding.clone(),
+    };
+    from_logits::run(&args, &mut std::io::stdout().lock())
+        .map_err(|e| CliError { message: e.to_string(), code: e.exit_code() })
+}
+
+fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
+    let source = opened.source(args.threads)?;
+    let asked = decoding_rules(args, opened)?;
+    let truncate = match args.truncate_prompt {
+        None => Truncate::Never,
+        Some(Side::Left) => Truncate::Left,
+        Some(Side::Right) => Truncate::Right,
+    };
+    let text = text_of(args.prompt.as_deref().unwrap_or_default())?;
+    let prompt = Prompt::encode(&opened.tokenizer, &text, source.context_limit(), truncate)
+        .map_err(engine_error)?;
+    if prompt.dropped > 0 {
+        term::note(&format!("note: {} tokens of the prompt were dropped", prompt.dropped));
+    }
+    let request = Request {
+        prompt: prompt.ids,
+        rules: asked,
+        seed: args.seed,
+        first_sequence: args.first_sequence,
+        sequences: usize::from(args.n),
+        max_tokens: args.max_tokens,
+        end: end_tokens(args, opened),
+        stops: args.stop.clone(),
+    };
+    let mut generator = Generator::new(source, &opened.tokenizer);
+    match &args.explain {
+        Some(page) => {
+            if args.json || args.n > 1 {
+                return Err(CliError::input(
+                    "--explain draws one continuation: leave out --n and --json, and choose the \
+                     continuation with --first-sequence",
+                ));
+            }
+            pictures::explain(&mut generator, &request, opened, page.as_deref())
+        }
+        None if args.json => {
+            let record = Record::new(opened, &request, &text)?;
+            let done = generator.run(&request, &mut |_| {}).map_err(engine_error)?;
+            term::print(&json(&record.with(done, &request))?);
+            Ok(())
+        }
+        None => as_text(args, &mut generator, &request),
+    }
+}
+
+/// The chain asked for, behind a ban of what never comes: padding and the beginning.
+fn decoding_rules(args: &GenerateArgs, opened: &Opened) -> Result<Rules, CliError> {
+    let asked = args
+        .decoding
+        .rules()
+        .map_err(|e| CliError { message: e.to_string(), code: e.exit_code() })?;
+    for note in asked.notes() {
+        term::note(&format!("note: {note}"));
+    }
+    let specials = opened.tokenizer.specials();
+    let unk = specials.unk.filter(|_| args.ban_unk);
+    let mut ids: Vec<u32> = [specials.pad, specials.bos, unk].into_iter().flatten().collect();
+    // Some tokenizers begin and end with the same token, which must be able to come.
+    ids.retain(|id| Some(*id) != specials.eos);
+    let mut chain = asked.chain().to_vec();
+    if !ids.is_empty() {
+        chain.insert(0, Rule::Ban { ids });
+    }
+    Rules::new(chain).map_err(CliError::input)
+}
+
+fn end_tokens(args: &GenerateArgs, opened: &Opened) -> Vec<u32> {
+    let own = opened.tokenizer.specials().eos.filter(|_| !args.ignore_eos);
+    let mut end: Vec<u32> = own.into_iter().chain(args.eos.iter().copied()).collect();
+    end.sort_unstable();
+    end.dedup();
+    end
+}
+
+/// The text alone on standard output; why it ended on standard error.
+fn as_text<S: Source>(
+    args: &GenerateArgs,
+    generator: &mut Generator<'_, S>,
+    request: &Request,
+) -> Result<(), CliError> {
+    let live = args.n == 1 && (args.stream || std::io::stdout().is_terminal());
+    let mut show = |event: &Event<'_>| {
+        if live {
+            term::print(event.text);
+            // A reader that went away is found by the next write.
+            drop(std::io::stdout().flush());
+        }
+    };
+    let done = generator.run(request, &mut show).map_err(engine_error)?;
+    for sequence in &done {
+        if done.len() > 1 {
+            term::print(&format!("--- {}\n", sequence.index));
+        }
+        if !live {
+            term::print(&sequence.text);
+        }
+        term::print("\n");
+        term::note(&summary(sequence));
+    }
+    Ok(())
+}
+
+fn summary(sequence: &Sequence) -> String {
+    format!(
+        "[{}: {} after {} tokens, {:.3} nats]",
+        sequence.index,
+        sequence.finish.name(),
+        sequence.tokens.len(),
+        sequence.logprob()
+    )
+}

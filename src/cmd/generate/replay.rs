@@ -1,0 +1,87 @@
+//! `autoreg replay`: runs a record again and compares to the bit.
+
+use super::record::{Record, SequenceRecord};
+use crate::cmd::model::{Opened, engine_error};
+use crate::error::CliError;
+use crate::term;
+use clap::Args;
+use engine::Generator;
+use std::path::PathBuf;
+
+/// Arguments of `replay`.
+#[derive(Debug, Clone, Args)]
+pub struct ReplayArgs {
+    /// What `autoreg generate --json` printed
+    pub file: PathBuf,
+    /// The model's folder, if it is no longer where the record says
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Workers; they change no bit
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+/// Repeats a record, or names the first difference (exit code 1).
+pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
+    let at = args.file.display();
+    let text = std::fs::read_to_string(&args.file)
+        .map_err(|e| CliError::input(format!("{at}: {e}; give what `generate --json` printed")))?;
+    let old: Record = serde_json::from_str(&text).map_err(|e| {
+        CliError::input(format!("{at}: {e}; expected what `generate --json` printed"))
+    })?;
+    let opened = match &args.model {
+        Some(dir) => Opened::open(dir)?,
+        None => Opened::open(old.model.path.as_ref())?,
+    };
+    let request = old.request();
+    let fresh = Record::new(&opened, &request, &old.prompt)?;
+    let differ = |what: String| CliError::failed(format!("{at}: cannot be repeated: {what}"));
+    if let Some(what) = circumstances(&old, &fresh) {
+        return Err(differ(what));
+    }
+    let source = opened.source(args.threads)?;
+    let done = Generator::new(source, &opened.tokenizer)
+        .run(&request, &mut |_| {})
+        .map_err(engine_error)?;
+    let again = fresh.with(done, &request);
+    for (old_one, new_one) in old.sequences.iter().zip(&again.sequences) {
+        if let Some(what) = first_difference(old_one, new_one) {
+            let isa = (old.isa != again.isa)
+                .then(|| format!("; recorded with --isa {}, repeated with {}", old.isa, again.isa));
+            return Err(differ(what + &isa.unwrap_or_default()));
+        }
+    }
+    let tokens: usize = old.sequences.iter().map(|one| one.tokens.len()).sum();
+    term::print(&format!("{} sequences, {tokens} tokens: the same\n", old.sequences.len()));
+    Ok(())
+}
+
+/// What must be the same before anything runs.
+fn circumstances(old: &Record, new: &Record) -> Option<String> {
+    let pairs = [
+        ("the model's digest", &old.model.digest, &new.model.digest),
+        ("the tokenizer's digest", &old.model.tokenizer, &new.model.tokenizer),
+        ("the version", &old.version, &new.version),
+    ];
+    let (what, old, new) = pairs.into_iter().find(|(_, old, new)| old != new)?;
+    Some(format!("{what} was {old}, is {new}"))
+}
+
+/// The first thing that is not the same, to the bit.
+fn first_difference(old: &SequenceRecord, new: &SequenceRecord) -> Option<String> {
+    let at = old.sequence;
+    let tokens = old.tokens.iter().zip(&new.tokens);
+    if let Some((step, (a, b))) = tokens.enumerate().find(|(_, (a, b))| a != b) {
+        let told = |token| serde_json::to_string(token).unwrap_or_default();
+        return Some(format!("sequence {at}, token {step}: was {}, is {}", told(a), told(b)));
+    }
+    let (was, is) = (old.tokens.len(), new.tokens.len());
+    if was != is {
+        return Some(format!("sequence {at}: had {was} tokens, has {is}"));
+    }
+    if old.finish != new.finish || old.stop != new.stop {
+        let (was, is) = (old.finish.name(), new.finish.name());
+        return Some(format!("sequence {at}: ended by {was}, ends by {is}"));
+    }
+    (old != new).then(|| format!("sequence {at}: its text or sum differs"))
+}

@@ -1,0 +1,121 @@
+//! A MODEL argument opened for use: weights, tokenizer, workers.
+
+use crate::cmd::team;
+use crate::error::CliError;
+use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use tokenizer::Tokenizer;
+use train::SavedModel;
+
+/// A model folder, read.
+pub struct Opened {
+    /// Where it was found.
+    pub dir: PathBuf,
+    /// The model.
+    pub saved: SavedModel,
+    /// The tokenizer that it was trained with.
+    pub tokenizer: Tokenizer,
+}
+
+impl Opened {
+    /// Reads a model folder.
+    pub fn open(dir: &Path) -> Result<Self, CliError> {
+        let saved = SavedModel::open(dir).map_err(CliError::input)?;
+        let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
+        let tokenizer = tokenizer.map_err(CliError::input)?;
+        Ok(Self { dir: dir.to_owned(), saved, tokenizer })
+    }
+
+    /// The SHA-256 of the weights.
+    pub fn digest(&self) -> Result<String, CliError> {
+        SavedModel::digest(&self.dir).map_err(CliError::failed)
+    }
+
+    /// The model as a source of logits.
+    pub fn source(&self, threads: Option<usize>) -> Result<AnySource<'_>, CliError> {
+        Ok(match &self.saved {
+            SavedModel::Network(model) => {
+                AnySource::Network(Box::new(NetworkSource::new(model, &team(threads)?)))
+            }
+            SavedModel::Counts(model) => AnySource::Counts(CountSource::new(model)),
+        })
+    }
+
+    /// A token as the vocabulary writes it.
+    pub fn label(&self, id: u32) -> String {
+        self.tokenizer.token(id).unwrap_or_else(|| format!("#{id}"))
+    }
+}
+
+/// An engine's error with its exit code.
+pub fn engine_error(error: Error) -> CliError {
+    if error.is_failure() { CliError::failed(error) } else { CliError::input(error) }
+}
+
+/// The text of an argument; `-` is standard input, of which the last line end does not count.
+pub fn text_of(argument: &str) -> Result<String, CliError> {
+    if argument != "-" {
+        return Ok(argument.to_owned());
+    }
+    let mut text = String::new();
+    std::io::stdin()
+        .lock()
+        .read_to_string(&mut text)
+        .map_err(|e| CliError::input(format!("standard input: {e}; give UTF-8 text")))?;
+    Ok(without_last_line_end(text))
+}
+
+/// Drops one line end at the end.
+pub fn without_last_line_end(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    text
+}
+
+/// Either kind of model.
+pub enum AnySource<'a> {
+    /// A network.
+    Network(Box<NetworkSource<'a>>),
+    /// Counts.
+    Counts(CountSource<'a>),
+}
+
+macro_rules! each {
+    ($self:expr, $source:ident => $call:expr) => {
+        match $self {
+            AnySource::Network($source) => $call,
+            AnySource::Counts($source) => $call,
+        }
+    };
+}
+
+impl Source for AnySource<'_> {
+    fn vocab_size(&self) -> usize {
+        each!(self, source => source.vocab_size())
+    }
+
+    fn context_limit(&self) -> Option<usize> {
+        each!(self, source => source.context_limit())
+    }
+
+    fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
+        each!(self, source => source.begin(prompt, room, logits))
+    }
+
+    fn step(&mut self, tokens: &[u32], logits: &mut [f32]) {
+        each!(self, source => source.step(tokens, logits))
+    }
+
+    fn keep(&mut self, keep: &[bool]) {
+        each!(self, source => source.keep(keep))
+    }
+
+    fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
+        each!(self, source => source.pass(ids, each))
+    }
+}

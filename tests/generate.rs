@@ -1,0 +1,349 @@
+//! `autoreg generate`, `replay` and `score` through the built binary, on models trained here.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+fn autoreg(args: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_autoreg");
+    Command::new(program).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn good(args: &[&str]) -> Output {
+    let done = autoreg(args);
+    assert!(done.status.success(), "{args:?}: {}", text(&done.stderr));
+    done
+}
+
+#[track_caller]
+fn value(args: &[&str]) -> Value {
+    serde_json::from_slice(&good(args).stdout).unwrap()
+}
+
+/// Exit code, one line on standard error that holds the words, nothing on standard output.
+#[track_caller]
+fn refused(args: &[&str], code: i32, words: &[&str]) {
+    let done = autoreg(args);
+    let said = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(code), "{said}");
+    assert_eq!((said.trim().lines().count(), done.stdout.len()), (1, 0), "{said}");
+    for word in words {
+        assert!(said.contains(word), "{word:?} is not in {said}");
+    }
+}
+
+/// A transformer, a recurrent network and a bigram, trained for some steps on invented mail; made
+/// once. The context of the transformer is 23 tokens.
+fn models() -> &'static [String; 3] {
+    static MODELS: OnceLock<[String; 3]> = OnceLock::new();
+    MODELS.get_or_init(|| {
+        let root = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("generate");
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(&root).unwrap();
+        let path = |name: &str| root.join(name).to_str().unwrap().to_owned();
+        let data = path("data");
+        let prepare = ["--vocab-size", "200", "--max-len", "24", "--group-by", "thread"];
+        good(&[&["data", "prepare", "--messages", "600", "--out", &data][..], &prepare].concat());
+        let arms = "[[arm]]\nname = 'transformer'\nkind = 'transformer'\n\
+            model = { hidden_size = 16, num_attention_heads = 2, intermediate_size = 32 }\n\
+            [[arm]]\nname = 'rnn'\nkind = 'rnn'\n\
+            model = { embedding_size = 8, hidden_size = 16 }\n\
+            [[arm]]\nname = 'bigram'\nkind = 'bigram'\n";
+        let experiment = format!(
+            "name = 'small'\nseeds = [1]\nepochs = 1\ndraws = 100\nprompts = ['please']\n\
+             [train]\nbatch = 16\nlearning_rate = 1e-2\nwarmup_steps = 5\n{arms}"
+        );
+        let file = path("experiment.toml");
+        std::fs::write(&file, experiment).unwrap();
+        let out = path("out");
+        good(&[
+            "compare",
+            "--quiet",
+            "--json",
+            "--threads",
+            "1",
+            "--data",
+            &data,
+            "--experiment",
+            &file,
+            "--out",
+            &out,
+        ]);
+        ["transformer", "rnn", "bigram"].map(|name| model_folder(Path::new(&out), name))
+    })
+}
+
+/// The run folder of an arm: where its weights lie.
+fn model_folder(out: &Path, arm: &str) -> String {
+    let mut folders = vec![out.to_owned()];
+    while let Some(folder) = folders.pop() {
+        if folder.join("model.safetensors").exists() {
+            let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+            let names = folder.to_str().unwrap().contains(arm);
+            if names && config.contains("vocab_size") {
+                return folder.to_str().unwrap().to_owned();
+            }
+        }
+        let inside = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        folders.extend(inside.filter(|path| path.is_dir()));
+    }
+    panic!("no model of {arm} below {}", out.display());
+}
+
+#[test]
+fn the_seed_decides_and_nothing_else() {
+    for model in models() {
+        let record = |seed: &str, threads: &str| {
+            value(&["generate", model, "please", "--seed", seed, "--threads", threads, "--json"])
+        };
+        let first = record("7", "1");
+        assert_eq!(first, record("7", "3"));
+        assert_ne!(first["sequences"], record("8", "1")["sequences"]);
+        let greedy = |seed: &str| {
+            let args = ["generate", model, "please", "--greedy", "--seed", seed, "--json"];
+            value(&args)["sequences"].clone()
+        };
+        assert_eq!(greedy("1"), greedy("2"));
+        assert_eq!(greedy("1")[0]["tokens"][0]["rank"], 1);
+        assert_eq!(greedy("1")[0]["tokens"][0]["u"], Value::Null);
+    }
+}
+
+#[test]
+fn eight_in_one_batch_are_eight_alone() {
+    for model in models() {
+        let common = ["generate", model, "please send the", "--seed", "3", "--json"];
+        let eight = value(&[&common[..], &["--n", "8"]].concat());
+        let eight = eight["sequences"].as_array().unwrap();
+        assert_eq!(eight.len(), 8);
+        for (index, one) in eight.iter().enumerate() {
+            let index = index.to_string();
+            let alone = value(&[&common[..], &["--first-sequence", &index]].concat());
+            assert_eq!(&alone["sequences"][0], one);
+        }
+        assert!(eight.iter().any(|one| one["tokens"] != eight[0]["tokens"]), "streams differ");
+        let lengths = eight.iter().map(|one| one["tokens"].as_array().unwrap().len());
+        assert!(lengths.collect::<std::collections::BTreeSet<_>>().len() > 1, "some end earlier");
+    }
+}
+
+#[test]
+fn text_streamed_or_not_is_the_text_of_the_record() {
+    for model in models() {
+        let common = ["generate", model, "please", "--seed", "5", "--temperature", "0.8"];
+        let record = value(&[&common[..], &["--json"]].concat());
+        let whole = record["sequences"][0]["text"].as_str().unwrap().to_owned();
+        let pieces = record["sequences"][0]["tokens"].as_array().unwrap().iter();
+        let pieces: String = pieces.map(|token| token["text"].as_str().unwrap()).collect();
+        assert_eq!(pieces, whole);
+        assert!(!whole.is_empty() && !whole.contains("<eos>"), "{whole:?}");
+        for stream in [&[][..], &["--stream"]] {
+            let done = good(&[&common[..], stream].concat());
+            assert_eq!(text(&done.stdout), format!("{whole}\n"));
+        }
+    }
+}
+
+/// Stops: the end token, the cap, the context, a text; each says which.
+#[test]
+fn it_ends_for_one_of_four_reasons() {
+    let [transformer, rnn, bigram] = models();
+    let sequence = |args: &[&str]| value(args)["sequences"][0].clone();
+    let count = |sequence: &Value| sequence["tokens"].as_array().unwrap().len();
+    let long = sequence(&["generate", transformer, "--ignore-eos", "--json"]);
+    // The prompt is <bos> alone; the last token is chosen after as many as the model can see.
+    assert_eq!((long["finish"].as_str(), count(&long)), (Some("context"), limit(transformer)));
+    for model in [rnn, bigram] {
+        let long = sequence(&["generate", model, "--ignore-eos", "--max-tokens", "70", "--json"]);
+        assert_eq!((long["finish"].as_str(), count(&long)), (Some("length"), 70));
+        let args = ["generate", model, "please", "--seed", "2", "--max-tokens", "5000", "--json"];
+        let ended = sequence(&args);
+        assert_eq!(ended["finish"], "eos");
+        let ids = &value(&args)["eos_ids"];
+        assert_eq!(ended["tokens"][count(&ended) - 1]["id"], ids[0]);
+        let whole = ended["text"].as_str().unwrap();
+        let words: Vec<&str> = whole.split_whitespace().collect();
+        assert!(words.len() > 3, "{whole:?}");
+        let stop = format!("{} {}", words[1], words[2]);
+        let stopped = sequence(&[&args[..], &["--stop", &stop]].concat());
+        assert_eq!((stopped["finish"].as_str(), &stopped["stop"]), (Some("stop"), &stop.into()));
+        assert!(whole.starts_with(stopped["text"].as_str().unwrap()));
+        assert_eq!(stopped["text"].as_str().unwrap().trim(), words[0]);
+        let early = ended["tokens"][1]["id"].to_string();
+        let early = sequence(&[&args[..], &["--eos", &early]].concat());
+        assert_eq!((early["finish"].as_str(), count(&early)), (Some("eos"), 2));
+    }
+}
+
+fn limit(model: &str) -> usize {
+    let config = std::fs::read_to_string(Path::new(model).join("config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    config["max_position_embeddings"].as_u64().unwrap() as usize
+}
+
+#[test]
+fn padding_and_the_beginning_never_come() {
+    for model in models() {
+        let args = ["generate", model, "--temperature", "5", "--n", "20", "--ban-unk", "--json"];
+        let record = value(&args);
+        assert_eq!(record["rules"][0]["rule"], "ban");
+        let banned: Vec<u64> = record["rules"][0]["ids"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(Value::as_u64)
+            .collect();
+        assert_eq!(banned.len(), 3, "<pad>, <bos>, <unk>");
+        let mut seen = 0;
+        for sequence in record["sequences"].as_array().unwrap() {
+            for token in sequence["tokens"].as_array().unwrap() {
+                assert!(!banned.contains(&token["id"].as_u64().unwrap()));
+                seen += 1;
+            }
+        }
+        assert!(seen > 50, "{seen}");
+    }
+}
+
+#[test]
+fn a_long_prompt_is_refused_with_both_numbers_or_cut() {
+    let transformer = &models()[0];
+    let limit = limit(transformer);
+    let long = "please send the ".repeat(limit);
+    let found = (3 * limit + 1).to_string();
+    refused(&["generate", transformer, &long], 2, &[&found, &limit.to_string(), "--truncate"]);
+    let ids = |side: &str| {
+        let args = ["generate", transformer, &long, "--truncate-prompt", side, "--json"];
+        value(&args)["prompt_ids"].as_array().unwrap().clone()
+    };
+    let (left, right) = (ids("left"), ids("right"));
+    assert_eq!((left.len(), right.len(), &left[0]), (limit, limit, &right[0]));
+    let whole = value(&["generate", &models()[1], &long, "--max-tokens", "0", "--json"]);
+    let whole = whole["prompt_ids"].as_array().unwrap();
+    assert_eq!(left[1..], whole[whole.len() - limit + 1..]);
+    assert_eq!(right, whole[..limit]);
+}
+
+#[test]
+fn a_record_is_repeated_or_the_first_difference_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("record.json");
+    let file = file.to_str().unwrap();
+    for model in models() {
+        let args = ["generate", model, "please", "--n", "3", "--top-p", "0.9", "--json"];
+        let made = good(&args).stdout;
+        std::fs::write(file, &made).unwrap();
+        let done = good(&["replay", file]);
+        assert!(text(&done.stdout).contains("3 sequences"), "{}", text(&done.stdout));
+        let record: Value = serde_json::from_slice(&made).unwrap();
+        let differs = |change: &dyn Fn(&mut Value), words: &[&str]| {
+            let mut other = record.clone();
+            change(&mut other);
+            std::fs::write(file, other.to_string()).unwrap();
+            refused(&["replay", file], 1, words);
+        };
+        differs(&|r| r["model"]["digest"] = "0".into(), &["the model's digest was 0"]);
+        differs(&|r| r["version"] = "9.9.9".into(), &["the version was 9.9.9"]);
+        differs(&|r| r["seed"] = 77.into(), &["sequence 0, token 0"]);
+        let token = record["sequences"][1]["tokens"][1]["logprob"].as_f64().unwrap();
+        let near = f64::from_bits(token.to_bits() + 1);
+        let change = |r: &mut Value| r["sequences"][1]["tokens"][1]["logprob"] = near.into();
+        differs(&change, &["sequence 1, token 1"]);
+    }
+    std::fs::write(file, "{}").unwrap();
+    refused(&["replay", file], 2, &["record.json", "generate --json"]);
+}
+
+#[test]
+fn pictures_in_the_terminal_and_on_a_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let page = page.to_str().unwrap();
+    for model in models() {
+        let common = ["generate", model, "please send the", "--top-k", "5", "--max-tokens", "4"];
+        let drawn = text(&good(&[&common[..], &["--explain"]].concat()).stdout);
+        assert!(drawn.contains("step 3: 200 tokens") && drawn.contains("top_k 5"), "{drawn}");
+        let plain = text(&good(&common).stdout);
+        assert!(drawn.ends_with(&plain), "{drawn}{plain}");
+        good(&[&common[..], &["--explain", page]].concat());
+        let page = std::fs::read_to_string(page).unwrap();
+        for words in ["greedy", "T = 0.5", "T = 1", "T = 2", "please"] {
+            assert!(page.contains(words), "{words}");
+        }
+    }
+    refused(&["generate", &models()[0], "--explain", "please send"], 2, &["please send", ".html"]);
+    refused(&["generate", &models()[0], "x", "--n", "2", "--explain"], 2, &["--first-sequence"]);
+}
+
+#[test]
+fn scores_are_those_of_generation_by_both_routes() {
+    for model in models() {
+        // The name of <unk> in a text is plain text, so it must not come.
+        let common = ["generate", model, "please", "--seed", "4", "--max-tokens", "9"];
+        let args = [&common[..], &["--ban-unk", "--json"]].concat();
+        let record = value(&args);
+        let made = &record["sequences"][0];
+        let prompt = record["prompt"].as_str().unwrap();
+        let whole = format!("{prompt} {}", made["text"].as_str().unwrap());
+        let scored = value(&["score", model, &whole, "--check", "--json"]);
+        assert_eq!(scored["checked"], true);
+        let tokens = scored["tokens"].as_array().unwrap();
+        let first = record["prompt_ids"].as_array().unwrap().len() - 1;
+        for (token, made) in tokens[first..].iter().zip(made["tokens"].as_array().unwrap()) {
+            for key in ["id", "logprob", "rank"] {
+                assert_eq!(token[key], made[key], "{key}");
+            }
+        }
+        let logprobs = tokens.iter().map(|token| token["logprob"].as_f64().unwrap());
+        let sum: f64 = logprobs.sum();
+        assert_eq!(scored["logprob"].as_f64().unwrap(), sum);
+        let perplexity = (-sum / tokens.len() as f64).exp();
+        assert!((scored["perplexity"].as_f64().unwrap() / perplexity - 1.0).abs() < 1e-12);
+        let drawn = text(&good(&["score", model, &whole, "--check", "--end"]).stdout);
+        assert!(drawn.contains("<eos>") && drawn.contains("perplexity"), "{drawn}");
+        assert!(drawn.contains("the same bits"), "{drawn}");
+    }
+}
+
+#[test]
+fn a_text_from_standard_input_or_a_file_is_the_same_text() {
+    let model = &models()[1];
+    let direct = good(&["score", model, "please send the report", "--json"]).stdout;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    std::fs::write(&file, "please send the report\n").unwrap();
+    let from_file = good(&["score", model, "--file", file.to_str().unwrap(), "--json"]).stdout;
+    assert_eq!(text(&direct), text(&from_file));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_autoreg"))
+        .args(["score", model, "-", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"please send the report\n").unwrap();
+    assert_eq!(text(&child.wait_with_output().unwrap().stdout), text(&direct));
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_code_2() {
+    let [transformer, rnn, _] = models();
+    refused(&["generate", "no-such-folder", "x"], 2, &["no-such-folder"]);
+    refused(&["generate", rnn, "x", "--stop", ""], 2, &["stop string 0 is empty"]);
+    refused(&["generate", rnn, "x", "--temperature", "-1"], 2, &["temperature"]);
+    refused(&["generate", rnn, "x", "--top-p", "0"], 2, &["top_p"]);
+    refused(&["generate", rnn, "x", "--ban", "4000"], 2, &["token 4000", "200"]);
+    refused(&["generate", rnn, "x", "--logit-bias", "5=-inf", "--json"], 2, &["--ban"]);
+    refused(&["score", rnn, ""], 2, &["no token to score"]);
+    let long = "please send ".repeat(limit(transformer));
+    let most = (limit(transformer) + 1).to_string();
+    refused(&["score", transformer, &long], 2, &[&most, "shorten"]);
+    refused(&["score", rnn, "--file", "no-such-file.txt"], 2, &["no-such-file.txt"]);
+}
