@@ -104,16 +104,7 @@ impl DecodingArgs {
 }
 
 /// Arguments of `generate --from-logits`.
-<<<<<<< HEAD
-#[derive(Debug, Clone, Args)]
-#[command(after_help = "\
-Examples:
-  autoreg generate --from-logits row.json --temperature 0.8 --top-p 0.95
-  autoreg generate --from-logits row.json --top-k 40 --compare-presets
-  autoreg generate --from-logits row.json --top-p 0.9 --explain why.html")]
-=======
 #[derive(Debug, Clone)]
->>>>>>> generate
 pub struct FromLogitsArgs {
     /// Logits or probabilities: a JSON array, or an object with `logits` or `probs` and,
     /// if wanted, `tokens` (their texts)
