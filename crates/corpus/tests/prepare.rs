@@ -428,7 +428,7 @@ fn bad_input_is_one_line_and_leaves_nothing() {
     };
     check(
         &|o| o.source = Source::Files(vec![dir.path().join("absent")]),
-        &["absent", "cannot find"],
+        &["absent", "no input here", "No such file"],
     );
     fs::create_dir(dir.path().join("empty")).unwrap();
     check(&|o| o.source = Source::Files(vec![dir.path().join("empty")]), &["no input"]);
