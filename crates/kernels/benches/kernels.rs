@@ -2,6 +2,7 @@
 //!
 //! Medians of nine runs after two that are not counted. Compare ratios within a run: machines are
 //! shared and their clocks move.
+#![expect(clippy::print_stdout, reason = "a benchmark prints what it measures")]
 
 use kernels::*;
 use std::time::Instant;

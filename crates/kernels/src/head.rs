@@ -79,7 +79,7 @@ pub fn head_workspace(width: usize, vocab: usize, gradients: bool) -> usize {
     layout(width, vocab, gradients).total
 }
 
-/// loss[r] = log Σ_v e^{z_v} - z_target with z = W·x_r + b, in nats; 0 for rows whose target is
+/// `loss[r] = log Σ_v e^{z_v} - z_target` with z = W·x_r + b, in nats; 0 for rows whose target is
 /// `u32::MAX` (ignored: no loss, no gradient).
 ///
 /// `x`: R×C, `weight`: V×C, `bias`: V or empty, `targets`: R, each below V or ignored.

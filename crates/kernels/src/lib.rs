@@ -1,7 +1,7 @@
 //! Arithmetic on slices: one source for every instruction set, chosen at run time.
 //!
 //! Every kernel is written once over sixteen virtual lanes ([`lanes`](self)) and stamped for each
-//! instruction set by [`stamp!`]. Nothing here knows tensors, files or models. Each result is a
+//! instruction set by `stamp!`. Nothing here knows tensors, files or models. Each result is a
 //! chain of operations that depends on its own row alone, so the bits do not change with the
 //! batch, the chunking or the number of workers. AVX2 and AVX-512 give the same bits; the plain
 //! level multiplies and adds in two roundings on processors without a fused instruction and may

@@ -8,7 +8,7 @@ use crate::team::Team;
 /// Columns a task takes.
 const COLUMNS: usize = 64;
 
-/// out[c] += Σ over rows of x[r, from + c], row after row.
+/// `out[c] += Σ over rows of x[r, from + c]`, row after row.
 pub fn column_sums(
     team: &Team,
     x: &[f32],
@@ -31,7 +31,7 @@ pub fn column_sums(
     });
 }
 
-/// out[r, :] = (init) + table[ids[r], :]. `table`: N×width; every id is below N.
+/// `out[r, :] = (init) + table[ids[r], :]`. `table`: N×width; every id is below N.
 pub fn embedding_forward(
     team: &Team,
     table: &[f32],
@@ -55,7 +55,7 @@ pub fn embedding_forward(
     });
 }
 
-/// d_table[ids[r], :] += d_out[r, :], row after row for each entry.
+/// `d_table[ids[r], :] += d_out[r, :]`, row after row for each entry.
 pub fn embedding_backward(
     team: &Team,
     ids: &[u32],
