@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use tempfile::tempdir;
 
-const COMMANDS: [&[&str]; 12] = [
+const COMMANDS: [&[&str]; 14] = [
     &[],
     &["data"],
     &["data", "prepare"],
@@ -18,6 +18,8 @@ const COMMANDS: [&[&str]; 12] = [
     &["eval"],
     &["compare"],
     &["generate"],
+    &["replay"],
+    &["score"],
     &["bench"],
     &["bench", "train-memory"],
     &["bench", "train-speed"],

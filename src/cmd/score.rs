@@ -12,6 +12,10 @@ use std::path::PathBuf;
 
 /// Arguments of `score`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg score runs/t1 please
+  autoreg score runs/t1 please --check --json")]
 pub struct ScoreArgs {
     /// A run folder of `autoreg train`
     pub model: PathBuf,

@@ -21,6 +21,13 @@ use std::path::PathBuf;
 
 /// Arguments of `generate`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg generate runs/t1 please --top-p 0.9 --seed 3
+  autoreg generate runs/t1 please --n 8 --temperature 0.8 --json
+  autoreg generate runs/t1 please --explain
+  autoreg generate --from-logits row.json --top-k 40 --compare-presets
+  autoreg generate --from-logits row.json --top-p 0.9 --explain why.html")]
 pub struct GenerateArgs {
     /// A run folder of `autoreg train`
     #[arg(required_unless_present = "from_logits", conflicts_with = "from_logits")]

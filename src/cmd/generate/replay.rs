@@ -10,6 +10,9 @@ use std::path::PathBuf;
 
 /// Arguments of `replay`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg replay answer.json")]
 pub struct ReplayArgs {
     /// What `autoreg generate --json` printed
     pub file: PathBuf,
