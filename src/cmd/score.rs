@@ -25,7 +25,7 @@ pub struct ScoreArgs {
     /// Read the text from a file
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Score the end of the text (<eos>) too
+    /// Score the end of the text (`<eos>`) too
     #[arg(long)]
     pub end: bool,
     /// Also compute it token by token through the cache; it must be the same to the bit

@@ -32,7 +32,7 @@ pub struct GenerateArgs {
     /// A run folder of `autoreg train`
     #[arg(required_unless_present = "from_logits", conflicts_with = "from_logits")]
     pub model: Option<PathBuf>,
-    /// The text to continue; `-` reads standard input; none begins from <bos>
+    /// The text to continue; `-` reads standard input; none begins from `<bos>`
     pub prompt: Option<String>,
     /// New tokens at most
     #[arg(long, value_name = "N", default_value_t = 128)]
@@ -50,13 +50,13 @@ pub struct GenerateArgs {
     /// End before this text comes; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// More tokens that end it, beside the tokenizer's <eos>
+    /// More tokens that end it, beside the tokenizer's `<eos>`
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub eos: Vec<u32>,
-    /// Go on after <eos>
+    /// Go on after `<eos>`
     #[arg(long, conflicts_with = "eos")]
     pub ignore_eos: bool,
-    /// Never choose <unk> (allowed by default: it is part of what the model learnt)
+    /// Never choose `<unk>` (allowed by default: it is part of what the model learnt)
     #[arg(long)]
     pub ban_unk: bool,
     /// Cut a prompt that is longer than the context, instead of refusing it
