@@ -19,6 +19,9 @@ pub(crate) trait Lanes: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);
+    /// Asks for the values at p, which need not be readable.
+    #[inline(always)]
+    fn prefetch(_p: *const f32) {}
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
     unsafe fn store_part(self, p: *mut f32, n: usize);
     unsafe fn add(self, b: Self) -> Self;
@@ -193,6 +196,11 @@ mod x86 {
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
         #[inline(always)]
+        fn prefetch(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+        #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             // SAFETY: the caller has AVX2 and FMA.
             unsafe { Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
@@ -293,6 +301,11 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        #[inline(always)]
+        fn prefetch(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             // SAFETY: the caller has AVX-512.

@@ -358,6 +358,12 @@ unsafe fn rows<S: Lanes, const M: usize, const N: usize>(
         let mut i = 0;
         while i + M <= m {
             let at = Strided { start: a.start.add(i * a.row), ..a };
+            if matches!(init, Init::Keep) {
+                // The next rows of C come while these are in work.
+                for r in i + M..m.min(i + 2 * M) {
+                    (0..N).for_each(|v| S::prefetch(c.wrapping_add(r * c_stride + v * LANES)));
+                }
+            }
             tile::<S, M, N>(at, b, b_stride, c.add(i * c_stride), c_stride, width, k, init);
             i += M;
         }
