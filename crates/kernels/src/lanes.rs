@@ -77,7 +77,7 @@ fn exp2_whole(n: f32) -> f32 {
 
 /// The array that the compiler vectorises for the build's baseline.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain([f32; LANES]);
+pub(crate) struct Plain(pub [f32; LANES]);
 
 macro_rules! per_lane {
     ($self:ident, $b:ident, |$x:ident, $y:ident| $e:expr) => {{
@@ -180,11 +180,11 @@ mod x86 {
 
     /// Two registers of eight lanes.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx2(__m256, __m256);
+    pub(crate) struct Avx2(pub __m256, pub __m256);
 
     /// One register of sixteen lanes.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx512(__m512);
+    pub(crate) struct Avx512(pub __m512);
 
     macro_rules! both {
         ($f:ident, $a:expr, $b:expr) => {
