@@ -82,6 +82,7 @@ pub fn quant_matmul(
                     y: y.pointer().wrapping_add(row * y_stride + y_from + from),
                     y_stride,
                     width,
+                    first: row == 0,
                 };
                 // SAFETY: all lies inside the slices checked above; tasks write apart tiles.
                 unsafe { path.tile(kind, m, &tile) };
@@ -101,6 +102,8 @@ struct Tile<'a> {
     y: *mut f32,
     y_stride: usize,
     width: usize,
+    /// Whether nobody has read the panel before.
+    first: bool,
 }
 
 /// Which instructions the dots take.
@@ -206,11 +209,12 @@ unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, tile: &Tile) {
                 }
                 at = at.add(kind.super_bytes());
             }
-            if M == 1 {
-                let lines = kind.block_bytes().div_ceil(64);
-                (0..lines).for_each(|i| {
-                    Q::Lanes::prefetch(at.wrapping_add(AHEAD + 64 * i).cast());
-                });
+            if tile.first {
+                let mut ahead = 0;
+                while ahead < kind.block_bytes() {
+                    Q::Lanes::prefetch(at.wrapping_add(AHEAD + ahead).cast());
+                    ahead += 64;
+                }
             }
             block::<Q, M>(kind, tile, at, b, supers, &mut sums);
             at = at.add(kind.block_bytes());
@@ -235,10 +239,6 @@ unsafe fn block<Q: Quads, const M: usize>(
     // SAFETY: as the caller's.
     unsafe {
         let steps = steps::<Q>(kind, at.add(kind.scale_bytes()));
-        let dot = |step: usize, x: *const i8, sum: Q::Sums| {
-            let x = x.add(4 * step);
-            if kind.bits() == 8 { steps[step].dot(x, sum) } else { steps[step].dot_small(x, sum) }
-        };
         let [scale, other] = match kind.scales() {
             Scales::One => [Q::halves(at), supers[1]],
             Scales::WithMin => [Q::halves(at), Q::halves(at.add(2 * PANEL_ROWS))],
@@ -251,30 +251,57 @@ unsafe fn block<Q: Quads, const M: usize>(
                 supers[0].mul(Q::signed_bytes(at.add(PANEL_ROWS))),
             ],
         };
+        let bits = match kind.zero_bits() {
+            Some(bits) => bits,
+            None => 0,
+        };
+        let centred = kind.zero_bits().is_some();
         for (m, sum) in sums.iter_mut().enumerate() {
             let x = tile.codes.add(m * tile.cols + b * BLOCK);
             let row = &*tile.blocks.add(m * (tile.cols / BLOCK) + b);
-            let zero = |codes: i32| kind.zero_bits().map_or(0, |bits| -(codes << bits));
             let d = Q::Lanes::splat(row.scale);
             if kind.scales() == Scales::Sixteen {
-                let mut dots = [row.half_sum, row.sum - row.half_sum].map(|s| Q::sums(zero(s)));
-                for step in 0..4 {
-                    dots[0] = dot(step, x, dots[0]);
-                    dots[1] = dot(4 + step, x, dots[1]);
-                }
-                *sum = sum.add(Q::floats(dots[0]).mul(scale.mul(d)));
-                *sum = sum.add(Q::floats(dots[1]).mul(other.mul(d)));
+                let (first, second) = (row.half_sum, row.sum - row.half_sum);
+                let low = dots::<Q>(kind, &steps, 0, 4, x, -(first << bits));
+                *sum = sum.add(Q::floats(low).mul(scale.mul(d)));
+                let high = dots::<Q>(kind, &steps, 4, 8, x, -(second << bits));
+                *sum = sum.add(Q::floats(high).mul(other.mul(d)));
             } else {
-                let mut whole = Q::sums(zero(row.sum));
-                for step in 0..8 {
-                    whole = dot(step, x, whole);
-                }
+                let start = if centred { -(row.sum << bits) } else { 0 };
+                let whole = dots::<Q>(kind, &steps, 0, 8, x, start);
                 *sum = sum.add(Q::floats(whole).mul(scale.mul(d)));
-                if kind.zero_bits().is_none() {
+                if !centred {
                     *sum = sum.add(other.mul(Q::Lanes::splat(row.scaled_sum)));
                 }
             }
         }
+    }
+}
+
+/// start + Σ codes·x over some steps.
+#[inline(always)]
+unsafe fn dots<Q: Quads>(
+    kind: QuantKind,
+    steps: &[Q; 8],
+    from: usize,
+    to: usize,
+    x: *const i8,
+    start: i32,
+) -> Q::Sums {
+    // SAFETY: x holds a block.
+    unsafe {
+        let mut sums = Q::sums(start);
+        let mut step = from;
+        while step < to {
+            let x = x.add(4 * step);
+            sums = if kind.bits() == 8 {
+                steps[step].dot(x, sums)
+            } else {
+                steps[step].dot_small(x, sums)
+            };
+            step += 1;
+        }
+        sums
     }
 }
 
@@ -283,18 +310,23 @@ unsafe fn block<Q: Quads, const M: usize>(
 unsafe fn steps<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q; 8] {
     // SAFETY: as the caller's.
     unsafe {
-        std::array::from_fn(|step| {
+        // Not by closures: they would not have the instruction set of the caller.
+        let mut all = [Q::load(at); 8];
+        let mut step = 0;
+        while step < 8 {
             if kind.bits() == 8 {
-                return Q::load(at.add(64 * step));
+                all[step] = Q::load(at.add(64 * step));
+            } else {
+                let both = Q::load(at.add(64 * (step % 4)));
+                all[step] = if step < 4 { both.low() } else { both.high() };
             }
-            let both = Q::load(at.add(64 * (step % 4)));
-            let codes = if step < 4 { both.low() } else { both.high() };
-            if kind.bits() == 4 {
-                return codes;
+            if kind.bits() == 5 {
+                let bits = at.add(PANEL_ROWS * BLOCK / 2 + 8 * step).cast::<u64>();
+                all[step] = all[step].add_fifth(u64::from_le(bits.read_unaligned()));
             }
-            let bits = at.add(PANEL_ROWS * BLOCK / 2 + 8 * step).cast::<u64>().read_unaligned();
-            codes.add_fifth(u64::from_le(bits))
-        })
+            step += 1;
+        }
+        all
     }
 }
 

@@ -125,6 +125,34 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in super::super) struct Vnni(__m512i);
 
+    // Functions, not closures: those would not have the instruction set of their caller.
+
+    #[inline(always)]
+    unsafe fn add_fifth(codes: __m256i, bits: u32) -> __m256i {
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            let spread = _mm256_setr_epi64x(
+                0,
+                0x0101_0101_0101_0101,
+                0x0202_0202_0202_0202,
+                0x0303_0303_0303_0303,
+            );
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), spread);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
+            _mm256_add_epi8(codes, _mm256_and_si256(set, _mm256_set1_epi8(16)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_half(codes: __m256i, x: __m256i, sum: __m256i) -> __m256i {
+        // SAFETY: the caller has AVX2; 2·31·128 fits the 16-bit sums of pairs.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(codes, x);
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+
     impl Quads for Avx2 {
         type Lanes = crate::lanes::Avx2;
         type Sums = [__m256i; 2];
@@ -152,18 +180,7 @@ mod x86 {
         unsafe fn add_fifth(self, bits: u64) -> Self {
             // SAFETY: the caller has AVX2.
             unsafe {
-                let each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-                let spread = _mm256_setr_epi8(
-                    0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3,
-                    3, 3, 3, 3, 3, 3,
-                );
-                let sixteen = _mm256_set1_epi8(16);
-                let add = |codes: __m256i, bits: u32| {
-                    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), spread);
-                    let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
-                    _mm256_add_epi8(codes, _mm256_and_si256(set, sixteen))
-                };
-                Avx2([add(self.0[0], bits as u32), add(self.0[1], (bits >> 32) as u32)])
+                Avx2([add_fifth(self.0[0], bits as u32), add_fifth(self.0[1], (bits >> 32) as u32)])
             }
         }
         #[inline(always)]
@@ -173,14 +190,10 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn dot_small(self, p: *const i8, sums: Self::Sums) -> Self::Sums {
-            // SAFETY: the caller has AVX2; 2·31·128 fits the 16-bit sums of pairs.
+            // SAFETY: the caller has AVX2.
             unsafe {
-                let (x, ones) = (_mm256_set1_epi32(four(p)), _mm256_set1_epi16(1));
-                let dot = |codes: __m256i, sum: __m256i| {
-                    let pairs = _mm256_maddubs_epi16(codes, x);
-                    _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones))
-                };
-                [dot(self.0[0], sums[0]), dot(self.0[1], sums[1])]
+                let x = _mm256_set1_epi32(four(p));
+                [dot_half(self.0[0], x, sums[0]), dot_half(self.0[1], x, sums[1])]
             }
         }
         #[inline(always)]
@@ -205,28 +218,26 @@ mod x86 {
         unsafe fn halves(p: *const u8) -> Self::Lanes {
             // SAFETY: the caller gives 32 readable bytes.
             unsafe {
-                let eight = |p: *const u8| _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
-                crate::lanes::Avx2(eight(p), eight(p.add(16)))
+                let (low, high) = (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(16).cast()));
+                crate::lanes::Avx2(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
             }
         }
         #[inline(always)]
         unsafe fn bytes(p: *const u8) -> Self::Lanes {
             // SAFETY: the caller gives 16 readable bytes.
             unsafe {
-                let eight = |p: *const u8| {
-                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
-                };
-                crate::lanes::Avx2(eight(p), eight(p.add(8)))
+                let (low, high) = (_mm_loadl_epi64(p.cast()), _mm_loadl_epi64(p.add(8).cast()));
+                let (low, high) = (_mm256_cvtepu8_epi32(low), _mm256_cvtepu8_epi32(high));
+                crate::lanes::Avx2(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
             }
         }
         #[inline(always)]
         unsafe fn signed_bytes(p: *const u8) -> Self::Lanes {
             // SAFETY: the caller gives 16 readable bytes.
             unsafe {
-                let eight = |p: *const u8| {
-                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
-                };
-                crate::lanes::Avx2(eight(p), eight(p.add(8)))
+                let (low, high) = (_mm_loadl_epi64(p.cast()), _mm_loadl_epi64(p.add(8).cast()));
+                let (low, high) = (_mm256_cvtepi8_epi32(low), _mm256_cvtepi8_epi32(high));
+                crate::lanes::Avx2(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
             }
         }
     }
