@@ -3,6 +3,7 @@
 use crate::cmd::team;
 use crate::error::CliError;
 use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
+use ledger::Plan;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
@@ -103,6 +104,10 @@ impl Source for AnySource<'_> {
         each!(self, source => source.context_limit())
     }
 
+    fn plan(&self, prompt: usize, room: Room) -> Result<Plan, Error> {
+        each!(self, source => source.plan(prompt, room))
+    }
+
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
         each!(self, source => source.begin(prompt, room, logits))
     }
@@ -111,8 +116,8 @@ impl Source for AnySource<'_> {
         each!(self, source => source.step(tokens, logits))
     }
 
-    fn keep(&mut self, keep: &[bool]) {
-        each!(self, source => source.keep(keep))
+    fn select(&mut self, parents: &[usize]) -> Result<(), Error> {
+        each!(self, source => source.select(parents))
     }
 
     fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {

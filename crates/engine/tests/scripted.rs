@@ -3,6 +3,7 @@
 
 use decoding::{Method, Rules, Settings};
 use engine::{Each, Error, Event, Finish, Generator, Request, Room, Sequence, Source};
+use ledger::Plan;
 use proptest::prelude::*;
 use tokenizer::Tokenizer;
 
@@ -44,9 +45,13 @@ impl Source for Scripted {
         assert!(self.limit.is_none_or(|limit| self.read <= limit), "read beyond the context");
         self.write(logits);
     }
-    fn keep(&mut self, keep: &[bool]) {
-        assert_eq!(keep.len(), self.sequences);
-        self.sequences = keep.iter().filter(|&&kept| kept).count();
+    fn select(&mut self, parents: &[usize]) -> Result<(), Error> {
+        assert!(parents.iter().all(|&parent| parent < self.sequences));
+        self.sequences = parents.len();
+        Ok(())
+    }
+    fn plan(&self, _: usize, _: Room) -> Result<Plan, Error> {
+        Ok(Plan::default())
     }
     fn pass(&mut self, _: &[u32], _: &mut Each<'_>) -> Result<(), Error> {
         Ok(())
