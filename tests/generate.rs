@@ -332,6 +332,155 @@ fn a_text_from_standard_input_or_a_file_is_the_same_text() {
     assert_eq!(text(&child.wait_with_output().unwrap().stdout), text(&direct));
 }
 
+/// Up to the first divergence both sides are the same; the free side is what `generate` writes, the
+/// true text what `score` says of it.
+#[test]
+fn teacher_forcing_beside_free_running() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let page = page.to_str().unwrap();
+    for model in models() {
+        let common = ["generate", model, "please", "--seed", "4", "--ban-unk"];
+        let own = value(&[&common[..], &["--max-tokens", "6", "--json"]].concat());
+        let own = own["sequences"][0].clone();
+        let words: Vec<&str> = own["text"].as_str().unwrap().split_whitespace().collect();
+        let truth = format!("{} please please", words[..2].join(" "));
+        let teach = [&common[..], &["--teacher", &truth]].concat();
+        let told = value(&[&teach[..], &["--json"]].concat());
+        let steps = told["steps"].as_array().unwrap();
+        let first = told["first_divergence"].as_u64().unwrap() as usize;
+        assert!(first >= 2, "{told}");
+        for (place, step) in steps.iter().enumerate() {
+            if place <= first {
+                assert_eq!(step["forced"], step["free"], "step {place}");
+            }
+            assert_eq!(step["free"]["id"], own["tokens"][place]["id"]);
+            assert_eq!(
+                step["truth"]["id"] == step["free"]["id"],
+                place < first || place > first && step["truth"]["id"] == own["tokens"][place]["id"]
+            );
+        }
+        let scored = value(&["score", model, &format!("please {truth}"), "--json"]);
+        let scored = scored["tokens"].as_array().unwrap();
+        let before = scored.len() - steps.len();
+        for (token, step) in scored[before..].iter().zip(steps) {
+            assert_eq!(token["logprob"], step["truth"]["logprob"]);
+            assert_eq!(token["rank"], step["truth_rank"]);
+        }
+        let drawn = text(&good(&teach).stdout);
+        assert_eq!(drawn.matches("first divergence").count(), 1, "{drawn}");
+        assert!(drawn.contains(&format!("►{first:>4}")), "{drawn}");
+        assert!(drawn.lines().all(|line| line.chars().count() <= 80), "{drawn}");
+        good(&[&teach[..], &["--explain", page]].concat());
+        let page = std::fs::read_to_string(page).unwrap();
+        assert!(page.contains("Teacher forcing against free running"));
+        assert_eq!(page.matches("first divergence:").count(), 1);
+        // The free side is a record, which can be repeated.
+        let file = folder.path().join("free.json");
+        std::fs::write(&file, told["free"].to_string()).unwrap();
+        good(&["replay", file.to_str().unwrap()]);
+    }
+    let [transformer, rnn, _] = models();
+    refused(&["generate", rnn, "x", "--teacher", ""], 2, &["--teacher", "no token"]);
+    let long = "please ".repeat(limit(transformer));
+    refused(&["generate", transformer, "x", "--teacher", &long], 2, &["tokens", "shorten"]);
+}
+
+#[test]
+fn searches_are_recorded_and_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("record.json");
+    let file = file.to_str().unwrap();
+    for model in models() {
+        let common = ["generate", model, "please send", "--max-tokens", "12"];
+        let search = |more: &[&str]| value(&[&common[..], more, &["--json"]].concat());
+        let greedy = search(&["--greedy"])["sequences"][0].clone();
+        let one = search(&["--beam", "1", "--length-penalty", "0"])["sequences"][0].clone();
+        let chosen = |one: &Value| -> Vec<(Value, Value)> {
+            let tokens = one["tokens"].as_array().unwrap().iter();
+            tokens.map(|token| (token["id"].clone(), token["logprob"].clone())).collect()
+        };
+        assert_eq!(chosen(&one), chosen(&greedy), "a beam of one is greedy, to the bit");
+        let four = search(&["--beam", "4", "--length-penalty", "0", "--n", "3"]);
+        let sums: Vec<f64> = four["sequences"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["logprob"].as_f64().unwrap())
+            .collect();
+        assert!(sums.len() == 3 && sums.is_sorted_by(|a, b| a >= b), "{sums:?}");
+        assert!(sums[0] >= greedy["logprob"].as_f64().unwrap());
+        let best = search(&["--best-of", "6", "--n", "2", "--seed", "3"]);
+        let all = search(&["--n", "6", "--seed", "3"]);
+        let mean = |one: &Value| {
+            one["logprob"].as_f64().unwrap() / one["tokens"].as_array().unwrap().len() as f64
+        };
+        let most = all["sequences"].as_array().unwrap().iter().map(mean).fold(f64::MIN, f64::max);
+        let first = &best["sequences"][0];
+        assert_eq!(mean(first), most);
+        assert_eq!(first, &all["sequences"][first["sequence"].as_u64().unwrap() as usize]);
+        for record in [four, best] {
+            std::fs::write(file, record.to_string()).unwrap();
+            good(&["replay", file]);
+            let mut other = record.clone();
+            other["sequences"][1]["tokens"][0]["rank"] = 190.into();
+            std::fs::write(file, other.to_string()).unwrap();
+            refused(&["replay", file], 1, &["token 0"]);
+        }
+    }
+    let rnn = &models()[1];
+    refused(&["generate", rnn, "x", "--beam", "2", "--n", "3"], 2, &["3 sequences", "2"]);
+    let preset = ["generate", rnn, "x", "--beam", "2", "--preset", "llamacpp"];
+    refused(&preset, 2, &["beam search", "top_k 40"]);
+}
+
+#[test]
+fn presets_side_by_side_on_a_model() {
+    for model in models() {
+        let common = ["generate", model, "please", "--top-k", "4", "--temperature", "0.7"];
+        let rows = value(&[&common[..], &["--compare-presets", "--json"]].concat());
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 5);
+        let next = value(&[&common[..], &["--max-tokens", "1", "--json"]].concat());
+        let token = &next["sequences"][0]["tokens"][0];
+        assert_eq!(rows[0]["answer"]["choice"], token["id"]);
+        assert_eq!(rows[0]["answer"]["logprob"], token["logprob"]);
+        assert_eq!(rows[0]["answer"]["kept"].as_array().unwrap().len(), 4);
+        let drawn = text(&good(&[&common[..], &["--compare-presets"]].concat()).stdout);
+        assert!(drawn.contains("llamacpp") && drawn.contains("keeps 4"), "{drawn}");
+    }
+}
+
+#[test]
+fn json_lines_in_and_out() {
+    let model = &models()[0];
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("texts.jsonl");
+    let texts = "{\"id\": 7, \"text\": \"please send the report\"}\n\n{\"text\": \"thanks\"}";
+    std::fs::write(&file, texts).unwrap();
+    let file = file.to_str().unwrap();
+    let done = text(&good(&["score", model, "--jsonl", file, "--check"]).stdout);
+    let lines: Vec<Value> = done.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0]["id"], 7);
+    assert_eq!(lines[1].get("text"), None);
+    for (line, one) in lines.iter().zip(["please send the report", "thanks"]) {
+        let alone = value(&["score", model, one, "--check", "--json"]);
+        for (key, value) in alone.as_object().unwrap() {
+            assert_eq!(&line[key], value, "{key}");
+        }
+    }
+    let bad = |line: &str, words: &[&str]| {
+        std::fs::write(file, line).unwrap();
+        refused(&["score", model, "--jsonl", file], 2, &[words, &["line 1"]].concat());
+    };
+    bad("{\"text\": 3}", &["`text` is 3"]);
+    bad("{\"words\": \"x\"}", &["`text` is nothing"]);
+    bad("[1]", &["expected an object"]);
+    bad("{\"text\": \"x\", \"rank\": 1, \"logprob\": 1}", &["field `logprob`", "rename"]);
+    bad("{\"text\": \"\"}", &["no token to score"]);
+}
+
 #[test]
 fn bad_input_is_one_line_and_exit_code_2() {
     let [transformer, rnn, _] = models();

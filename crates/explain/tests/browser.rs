@@ -62,6 +62,7 @@ fn record(rules: &Rules, num_steps: u64) -> Record {
             continuation("greedy", &[" report", "\n"], -2.25),
             continuation("T = 2", &[" numbers", " it", " schedule"], -9.5),
         ],
+        teacher: None,
     }
 }
 
