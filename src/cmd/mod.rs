@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod compare;
+pub mod compare_decoding;
 pub mod data;
 pub mod eval;
 pub mod from_logits;

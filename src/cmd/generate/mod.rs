@@ -5,10 +5,11 @@
 mod pictures;
 mod record;
 mod replay;
-mod search;
+pub mod search;
 mod teach;
 
 pub use replay::{ReplayArgs, run as replay};
+pub use search::Search;
 
 use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs, FromLogitsError, Given};
 use crate::cmd::json;
@@ -16,10 +17,10 @@ use crate::cmd::model::{AnySource, Opened, engine_error, text_of};
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
-use decoding::{Rule, Rules};
+use decoding::Rules;
 use engine::{Event, Generator, Prompt, Request, Room, Sequence, Source, Truncate};
 use record::Record;
-use search::{Search, SearchArgs};
+use search::SearchArgs;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -249,7 +250,7 @@ fn presets_on_a_model(
     source.begin(&prompt, room, &mut row).map_err(engine_error)?;
     let tokens = (0..).take(row.len()).map(|id| opened.label(id)).collect();
     let mut args = args.clone();
-    args.decoding.ban.extend(never(&args, opened));
+    args.decoding.ban.extend(opened.never(args.ban_unk));
     show_given(&args, &Given::of_model(row, tokens), opened.dir.display().to_string(), prompt)
 }
 
@@ -259,22 +260,7 @@ fn decoding_rules(args: &GenerateArgs, opened: &Opened) -> Result<Rules, CliErro
     for note in asked.notes() {
         term::note(&format!("note: {note}"));
     }
-    let ids = never(args, opened);
-    let mut chain = asked.chain().to_vec();
-    if !ids.is_empty() {
-        chain.insert(0, Rule::Ban { ids });
-    }
-    Rules::new(chain).map_err(CliError::input)
-}
-
-/// Tokens that never come: padding, the beginning and, if asked for, `<unk>`.
-fn never(args: &GenerateArgs, opened: &Opened) -> Vec<u32> {
-    let specials = opened.tokenizer.specials();
-    let unk = specials.unk.filter(|_| args.ban_unk);
-    let mut ids: Vec<u32> = [specials.pad, specials.bos, unk].into_iter().flatten().collect();
-    // Some tokenizers begin and end with the same token, which must be able to come.
-    ids.retain(|id| Some(*id) != specials.eos);
-    ids
+    opened.rules(&asked, args.ban_unk)
 }
 
 fn end_tokens(args: &GenerateArgs, opened: &Opened) -> Vec<u32> {

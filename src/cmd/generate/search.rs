@@ -58,6 +58,16 @@ impl SearchArgs {
 }
 
 impl Search {
+    /// The same with its draws from another index on.
+    pub fn starting(self, at: u64) -> Self {
+        match self {
+            Self::BestOf { samples, length_exponent, .. } => {
+                Self::BestOf { samples, length_exponent, first_sequence: at }
+            }
+            beam => beam,
+        }
+    }
+
     /// Sequences that run side by side.
     pub fn breadth(&self) -> usize {
         match self {
