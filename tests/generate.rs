@@ -1,7 +1,12 @@
 //! `autoreg generate`, `replay` and `score` through the built binary, on models trained here.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use serde_json::Value;
+#[path = "common/browser.rs"]
+mod browser;
+
+use browser::Browser;
+use decoding::{Draw, Explanation, History, Row, Rules};
+use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -281,6 +286,95 @@ fn pictures_in_the_terminal_and_on_a_page() {
     }
     refused(&["generate", &models()[0], "--explain", "please send"], 2, &["please send", ".html"]);
     refused(&["generate", &models()[0], "x", "--n", "2", "--explain"], 2, &["--first-sequence"]);
+}
+
+/// The record that a page carries.
+fn record_of(page: &str) -> Value {
+    let (_, after) = page.split_once("type=\"application/json\">").unwrap();
+    serde_json::from_str(after.split_once("</script>").unwrap().0).unwrap()
+}
+
+/// What the rules make of a recorded step, worked out here.
+fn worked_out(record: &Value, step: &Value, changed: &Value) -> Explanation {
+    let tokens = step["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len() as u64, step["vocabulary"].as_u64().unwrap(), "all are recorded");
+    let mut row = vec![0.0_f32; tokens.len()];
+    for token in tokens {
+        row[token["id"].as_u64().unwrap() as usize] = token["logit"].as_f64().unwrap() as f32;
+    }
+    let chain = json!([
+        record["rules"][0],
+        {"rule": "temperature", "t": changed["temperature"]},
+        {"rule": "top_k", "k": changed["top_k"], "ties": "exact"},
+        {"rule": "top_p", "p": changed["top_p"], "boundary": "reach", "of": "kept"},
+        {"rule": "min_p", "p": changed["min_p"]},
+    ]);
+    let rules = Rules::new(serde_json::from_value(chain).unwrap()).unwrap();
+    let draw = Draw::Fixed(step["choice"]["draw"].as_f64().unwrap());
+    decoding::explain(&rules, Row::Logits(&row), &History::default(), draw, 0).unwrap()
+}
+
+/// The sliders of the page are moved, and what the browser works out is what the rules give.
+#[test]
+fn sliders_work_the_choices_out_again() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let settings = json!([
+        {"temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.05},
+        {"temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0},
+        {"temperature": 1.5, "top_k": 30, "top_p": 0.35, "min_p": 0},
+        {"temperature": 0.9, "top_k": 0, "top_p": 0.97, "min_p": 0.2},
+    ]);
+    let hands = format!(
+        "for (const one of {settings}) for (const step of [0, 2]) {{
+           document.querySelector(`[data-step='${{step}}']`).click();
+           for (const [id, value] of Object.entries(one)) {{
+             const slider = document.getElementById(id);
+             slider.value = value;
+             slider.dispatchEvent(new Event('input'));
+           }}
+           for (const line of document.querySelectorAll('#figures tr')) {{
+             const cells = [...line.cells].map((cell) => cell.textContent);
+             if (cells[0] !== 'id') say([cells[0], cells[6], line.className].join(' '));
+           }}
+           say('§' + document.getElementById('verdict').textContent);
+         }}"
+    );
+    for model in models() {
+        let common = ["generate", model, "please", "--seed", "6", "--max-tokens", "4"];
+        good(&[&common[..], &["--ignore-eos", "--explain", page.to_str().unwrap()]].concat());
+        let record = record_of(&std::fs::read_to_string(&page).unwrap());
+        let loaded = browser.load_and(&page, &hands);
+        assert!(loaded.console.is_empty(), "{:?}", loaded.console);
+        assert!(loaded.dom.contains("data-ok=\"true\""));
+        let blocks: Vec<&str> = loaded.said().split('§').collect();
+        assert_eq!(blocks.len(), 4 * 2 + 1);
+        for (place, block) in blocks[..8].iter().enumerate() {
+            let step = &record["steps"][2 * (place % 2)];
+            let told = worked_out(&record, step, &settings[place / 2]);
+            let mut kept = 0;
+            // A block begins with the end of the verdict before it.
+            for line in block.lines().skip(usize::from(place > 0)) {
+                let mut words = line.split(' ');
+                let id: u32 = words.next().unwrap().parse().unwrap();
+                let shown = words.next().unwrap();
+                let token = told.candidates.iter().find(|token| token.id == id).unwrap();
+                match shown {
+                    "–" => assert_eq!(token.probability, 0.0, "{line}"),
+                    shown => {
+                        let p: f64 = shown.parse().unwrap();
+                        assert!((p - token.probability).abs() < 1e-6, "{line}: {token:?}");
+                        kept += 1;
+                    }
+                }
+                assert_eq!(words.next() == Some("picked"), id == told.choice.id, "{line}");
+            }
+            assert_eq!(kept, told.choice.kept, "setting {}", settings[place / 2]);
+            let verdict = blocks[place + 1].lines().next().unwrap();
+            assert!(verdict.contains(&format!("; {kept} of 198 kept.")), "{verdict}");
+        }
+    }
 }
 
 #[test]
