@@ -41,6 +41,8 @@ enum Command {
     Eval(cmd::eval::EvalArgs),
     /// Train and score several models on the same data and report what can be concluded
     Compare(cmd::compare::CompareArgs),
+    /// Set the decoding rules against each other on real prompts: same weights, different outputs
+    CompareDecoding(cmd::compare_decoding::CompareDecodingArgs),
     /// One run of a comparison, in a process of its own
     #[command(hide = true)]
     CompareRun(cmd::compare::WorkerArgs),
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Train(args) => cmd::train::run(args),
         Command::Eval(args) => cmd::eval::run(args),
         Command::Compare(args) => cmd::compare::run(&args),
+        Command::CompareDecoding(args) => cmd::compare_decoding::run(&args),
         Command::CompareRun(args) => cmd::compare::run_one(&args),
         Command::Generate(args) => cmd::generate::run(*args),
         Command::Replay(args) => cmd::generate::replay(&args),

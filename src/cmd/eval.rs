@@ -1,5 +1,6 @@
 //! `autoreg eval`: what a model makes of one side of a data set.
 
+use crate::cmd::model::Opened;
 use crate::cmd::{json, team};
 use crate::error::CliError;
 use crate::term::{self, thousands};
@@ -20,6 +21,17 @@ pub enum SideName {
     Valid,
     /// The test side
     Test,
+}
+
+impl SideName {
+    /// The side that it names.
+    pub fn side(self) -> Side {
+        match self {
+            Self::Train => Side::Train,
+            Self::Valid => Side::Valid,
+            Self::Test => Side::Test,
+        }
+    }
 }
 
 /// Arguments of `eval`.
@@ -51,25 +63,12 @@ pub struct EvalArgs {
 /// Scores as told.
 pub fn run(args: EvalArgs) -> Result<(), CliError> {
     let data = Dataset::open(&args.data).map_err(CliError::input)?;
-    let model = SavedModel::open(&args.model).map_err(CliError::input)?;
-    let ours = std::fs::read(args.model.join(train::TOKENIZER_FILE)).map_err(|e| {
-        CliError::input(format!("{}: {e}", args.model.join(train::TOKENIZER_FILE).display()))
-    })?;
-    let tokenizer = tokenizer::Tokenizer::from_bytes(&ours).map_err(CliError::input)?;
-    if tokenizer.sha256() != data.tokenizer().sha256() {
-        return Err(CliError::input(format!(
-            "{} was trained with another tokenizer than {} has; their token ids mean different words",
-            args.model.display(),
-            args.data.display()
-        )));
-    }
-    let side = match args.split {
-        SideName::Train => Side::Train,
-        SideName::Valid => Side::Valid,
-        SideName::Test => Side::Test,
-    };
+    let opened = Opened::open(&args.model)?;
+    opened.belongs_to(&data)?;
+    let model = &opened.saved;
+    let side = args.split.side();
     data.side(side).verify().map_err(CliError::input)?;
-    let scores = score(&model, &data, side, args.batch, args.threads)?;
+    let scores = score(model, &data, side, args.batch, args.threads)?;
     let (total, known) = (scores.total, scores.known);
     let name = side.name();
     if args.json {
@@ -80,8 +79,8 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
             "sequences": scores.messages,
             "tokens": total.tokens,
             "groups": scores.groups.len(),
-            "parameters": parameters(&model),
-            "parameter_bytes": parameter_bytes(&model),
+            "parameters": parameters(model),
+            "parameter_bytes": parameter_bytes(model),
             format!("{name}_loss_nats"): interval(&scores, Metric::Loss),
             format!("{name}_accuracy"): interval(&scores, Metric::Accuracy),
             "loss_is_infinite": total.loss().is_some_and(f64::is_infinite),

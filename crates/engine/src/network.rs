@@ -1,8 +1,9 @@
 //! A network as a source: one cache a sequence, one forward pass a step for all of them.
 
-use crate::source::keep_places;
+use crate::source::select_places;
 use crate::{Each, Error, Room, Source};
 use kernels::Team;
+use ledger::{Account, Buffer, Plan, Spec};
 use models::{Batch, Cache, Model, Runner, Workload};
 use std::sync::Arc;
 
@@ -40,19 +41,24 @@ impl<'a> NetworkSource<'a> {
         }
     }
 
+    /// Buffers for `rows` tokens at once.
+    fn workload(&self, rows: usize, room: Room) -> Workload {
+        let longest = self.context_limit().map_or(room.tokens, |limit| room.tokens.min(limit));
+        Workload {
+            rows: rows.max(room.sequences),
+            sequences: room.sequences,
+            longest,
+            threads: self.team.threads(),
+            training: false,
+        }
+    }
+
     /// Buffers and one empty cache for a new request.
     fn reset(&mut self, rows: usize, room: Room) -> Result<(), Error> {
         self.runner = None;
         self.caches.clear();
-        let tokens = self.context_limit().map_or(room.tokens, |limit| room.tokens.min(limit));
-        let workload = Workload {
-            rows: rows.max(room.sequences),
-            sequences: room.sequences,
-            longest: tokens,
-            threads: self.team.threads(),
-            training: false,
-        };
-        self.caches.push(Cache::new(self.model, tokens)?);
+        let workload = self.workload(rows, room);
+        self.caches.push(Cache::new(self.model, workload.longest)?);
         self.read = vec![0];
         self.runner = Some(Runner::new(self.model, workload, &self.team)?);
         Ok(())
@@ -84,6 +90,15 @@ impl Source for NetworkSource<'_> {
         self.model.config().context_limit()
     }
 
+    fn plan(&self, prompt: usize, room: Room) -> Result<Plan, Error> {
+        let (config, workload) = (self.model.config(), self.workload(prompt.min(MOST_ROWS), room));
+        let mut plan = Runner::plan(config, &workload)?;
+        for _ in 0..room.sequences {
+            plan.extend(Cache::plan(config, workload.longest));
+        }
+        Ok(plan)
+    }
+
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
         self.reset(prompt.len().min(MOST_ROWS), room)?;
         let mut pieces = prompt.chunks(MOST_ROWS).peekable();
@@ -108,9 +123,9 @@ impl Source for NetworkSource<'_> {
         self.run(logits);
     }
 
-    fn keep(&mut self, keep: &[bool]) {
-        keep_places(&mut self.caches, keep);
-        keep_places(&mut self.read, keep);
+    fn select(&mut self, parents: &[usize]) -> Result<(), Error> {
+        select_places(&mut self.read, parents, |read| Ok(*read))?;
+        select_places(&mut self.caches, parents, |cache| Ok(cache.fork(self.model)?))
     }
 
     fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
@@ -120,7 +135,8 @@ impl Source for NetworkSource<'_> {
             return Ok(());
         }
         self.reset(rows, Room { sequences: 1, tokens: ids.len() })?;
-        let mut logits = vec![0.0; rows * vocab];
+        let spec = Spec::new("logits of a pass", Account::Workspace, rows * vocab);
+        let mut logits = Buffer::<f32>::new(&spec)?;
         for (piece, ids) in ids.chunks(rows).enumerate() {
             self.read(ids, ids.len(), &mut logits);
             for (row, logits) in logits.chunks_exact(vocab).take(ids.len()).enumerate() {

@@ -4,12 +4,10 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::numbers::{counted, percent, whole};
-use super::{figures, tables};
+use super::{STYLE, figures, tables};
 use crate::chart::{series_class, swatch};
 use crate::statistics::Outcome;
 use crate::{Analysis, Pair};
-
-const STYLE: &str = include_str!("style.css");
 
 /// The report as one self-contained page.
 pub fn html(analysis: &Analysis) -> String {
