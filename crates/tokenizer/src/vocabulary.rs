@@ -136,7 +136,7 @@ impl Tokenizer {
     pub fn from_vocabulary(vocabulary: &Vocabulary<'_>) -> Result<Self, Error> {
         vocabulary.check()?;
         let (mut library, decoder) = match vocabulary.model {
-            "gpt2" => (byte_level(vocabulary)?, serde_json::json!({"type": "ByteLevel"})),
+            "gpt2" => (byte_level(vocabulary)?, byte_decoder()),
             "llama" => (pieces(vocabulary)?, pieces_decoder(vocabulary)),
             other => {
                 let what = format!("`tokenizer.ggml.model` is `{other}`, expected gpt2 or llama");
@@ -238,6 +238,12 @@ fn pieces(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
     };
     library.with_normalizer(Some(normalizer)).map_err(library_error)?;
     Ok(library)
+}
+
+fn byte_decoder() -> serde_json::Value {
+    serde_json::json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+    })
 }
 
 fn pieces_decoder(vocabulary: &Vocabulary<'_>) -> serde_json::Value {
