@@ -17,7 +17,7 @@ Examples:
   autoreg score runs/t1 please
   autoreg score runs/t1 please --check --json")]
 pub struct ScoreArgs {
-    /// A run folder of `autoreg train`
+    /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     pub model: PathBuf,
     /// The text; `-` reads standard input
     #[arg(required_unless_present = "file", conflicts_with = "file", allow_hyphen_values = true)]
@@ -31,6 +31,9 @@ pub struct ScoreArgs {
     /// Also compute it token by token through the cache; it must be the same to the bit
     #[arg(long)]
     pub check: bool,
+    /// Let names of control tokens in the text stand for them; otherwise they are plain text
+    #[arg(long)]
+    pub control_tokens: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -85,7 +88,7 @@ fn tokens(args: &ScoreArgs, opened: &Opened) -> Result<(Vec<u32>, bool), CliErro
     };
     let specials = opened.tokenizer.specials();
     let mut ids: Vec<u32> = specials.bos.into_iter().collect();
-    ids.extend(opened.tokenizer.encode(&text));
+    ids.extend(opened.encode(&text, args.control_tokens));
     if args.end {
         ids.push(specials.eos.ok_or_else(|| {
             CliError::input("--end: the model's tokenizer has no <eos>; leave it out")

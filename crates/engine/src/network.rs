@@ -3,7 +3,8 @@
 use crate::source::keep_places;
 use crate::{Each, Error, Room, Source};
 use kernels::Team;
-use models::{Batch, Cache, Model, Runner, Workload};
+use ledger::Plan;
+use models::{Batch, Cache, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
 
 /// Tokens of a prompt that run together; a longer one is read in pieces, with the same result.
@@ -40,19 +41,30 @@ impl<'a> NetworkSource<'a> {
         }
     }
 
+    /// What a request with a prompt of `prompt` tokens will allocate beside the weights.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan(
+        config: &ModelConfig,
+        prompt: usize,
+        room: Room,
+        threads: usize,
+    ) -> Result<Plan, Error> {
+        let workload = workload(config, prompt.min(MOST_ROWS), room, threads);
+        let mut plan = Runner::plan(config, &workload)?;
+        for _ in 0..room.sequences {
+            plan.extend(Cache::plan(config, workload.longest));
+        }
+        Ok(plan)
+    }
+
     /// Buffers and one empty cache for a new request.
     fn reset(&mut self, rows: usize, room: Room) -> Result<(), Error> {
         self.runner = None;
         self.caches.clear();
-        let tokens = self.context_limit().map_or(room.tokens, |limit| room.tokens.min(limit));
-        let workload = Workload {
-            rows: rows.max(room.sequences),
-            sequences: room.sequences,
-            longest: tokens,
-            threads: self.team.threads(),
-            training: false,
-        };
-        self.caches.push(Cache::new(self.model, tokens)?);
+        let workload = workload(self.model.config(), rows, room, self.team.threads());
+        self.caches.push(Cache::new(self.model, workload.longest)?);
         self.read = vec![0];
         self.runner = Some(Runner::new(self.model, workload, &self.team)?);
         Ok(())
@@ -73,6 +85,13 @@ impl<'a> NetworkSource<'a> {
             runner.logits(self.model, &self.batch, &mut self.caches, &self.rows, logits);
         }
     }
+}
+
+/// Batches of up to `rows` rows for what is to be remembered, within the model's context.
+fn workload(config: &ModelConfig, rows: usize, room: Room, threads: usize) -> Workload {
+    let longest = config.context_limit().map_or(room.tokens, |limit| room.tokens.min(limit));
+    let (rows, sequences) = (rows.max(room.sequences), room.sequences);
+    Workload { rows, sequences, longest, threads, training: false }
 }
 
 impl Source for NetworkSource<'_> {

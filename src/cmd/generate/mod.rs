@@ -29,7 +29,7 @@ Examples:
   autoreg generate --from-logits row.json --top-k 40 --compare-presets
   autoreg generate --from-logits row.json --top-p 0.9 --explain why.html")]
 pub struct GenerateArgs {
-    /// A run folder of `autoreg train`
+    /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     #[arg(required_unless_present = "from_logits", conflicts_with = "from_logits")]
     pub model: Option<PathBuf>,
     /// The text to continue; `-` reads standard input; none begins from `<bos>`
@@ -62,6 +62,10 @@ pub struct GenerateArgs {
     /// Cut a prompt that is longer than the context, instead of refusing it
     #[arg(long, value_enum, value_name = "SIDE")]
     pub truncate_prompt: Option<Side>,
+    /// Let names of control tokens in the prompt stand for them, as chat templates write them;
+    /// otherwise they are plain text
+    #[arg(long)]
+    pub control_tokens: bool,
     /// Print the record as JSON: what `autoreg replay` repeats
     #[arg(long)]
     pub json: bool,
@@ -144,8 +148,10 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
         Some(Side::Right) => Truncate::Right,
     };
     let text = text_of(args.prompt.as_deref().unwrap_or_default())?;
-    let prompt = Prompt::encode(&opened.tokenizer, &text, source.context_limit(), truncate)
-        .map_err(engine_error)?;
+    let ids = opened.encode(&text, args.control_tokens);
+    let bos = opened.tokenizer.specials().bos;
+    let prompt =
+        Prompt::from_ids(bos, ids, source.context_limit(), truncate).map_err(engine_error)?;
     if prompt.dropped > 0 {
         term::note(&format!("note: {} tokens of the prompt were dropped", prompt.dropped));
     }
@@ -193,7 +199,7 @@ fn decoding_rules(args: &GenerateArgs, opened: &Opened) -> Result<Rules, CliErro
     let unk = specials.unk.filter(|_| args.ban_unk);
     let mut ids: Vec<u32> = [specials.pad, specials.bos, unk].into_iter().flatten().collect();
     // Some tokenizers begin and end with the same token, which must be able to come.
-    ids.retain(|id| Some(*id) != specials.eos);
+    ids.retain(|id| !opened.ends.contains(id));
     let mut chain = asked.chain().to_vec();
     if !ids.is_empty() {
         chain.insert(0, Rule::Ban { ids });
@@ -202,8 +208,8 @@ fn decoding_rules(args: &GenerateArgs, opened: &Opened) -> Result<Rules, CliErro
 }
 
 fn end_tokens(args: &GenerateArgs, opened: &Opened) -> Vec<u32> {
-    let own = opened.tokenizer.specials().eos.filter(|_| !args.ignore_eos);
-    let mut end: Vec<u32> = own.into_iter().chain(args.eos.iter().copied()).collect();
+    let own = opened.ends.iter().filter(|_| !args.ignore_eos);
+    let mut end: Vec<u32> = own.chain(&args.eos).copied().collect();
     end.sort_unstable();
     end.dedup();
     end
