@@ -78,13 +78,7 @@ impl Checkpoint {
             if read < 4 || magic != GGUF_MAGIC {
                 let name = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
                 if name != "gguf" {
-                    return Err(Error::Json {
-                        path: path.to_owned(),
-                        reason:
-                            "neither a GGUF file nor a folder; give a .gguf file, a folder with \
-                                 config.json, or a run folder"
-                                .to_owned(),
-                    });
+                    return Err(Error::NotAModel { path: path.to_owned() });
                 }
             }
             gguf::open(path)?

@@ -13,6 +13,15 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file of another kind.
+    #[error(
+        "{path} is not a model: no GGUF file and no folder; give a .gguf file, a Hugging Face folder \
+         or a run folder of `autoreg train`"
+    )]
+    NotAModel {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file that must be there is not.
     #[error(
         "{path}: no {name} in it; give a folder with config.json, the weights and tokenizer.json"
