@@ -52,6 +52,8 @@ enum Command {
     Replay(cmd::generate::ReplayArgs),
     /// Score a text token by token: log-probability, rank, perplexity
     Score(cmd::score::ScoreArgs),
+    /// Show what a model's files hold and what running it takes: shape, types, tokenizer, memory
+    Inspect(cmd::inspect::InspectArgs),
     /// Measure speed and memory on random tokens
     Bench(cmd::bench::BenchArgs),
 }
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => cmd::generate::run(*args),
         Command::Replay(args) => cmd::generate::replay(&args),
         Command::Score(args) => cmd::score::run(&args),
+        Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });
     match done {

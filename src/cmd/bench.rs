@@ -305,8 +305,13 @@ fn attention(args: &Attention) -> Result<(), CliError> {
     if h == 0 || d == 0 || n == 0 || args.runs == 0 {
         return Err(CliError::input("--heads, --head-dim, --length and --runs must be at least 1"));
     }
-    let shape =
-        AttentionShape { heads: h, kv_heads: h, head_dim: d, scale: 1.0 / (d as f32).sqrt() };
+    let shape = AttentionShape {
+        heads: h,
+        kv_heads: h,
+        head_dim: d,
+        scale: 1.0 / (d as f32).sqrt(),
+        window: None,
+    };
     let buffer = |name: &str, account, len| -> Result<Buffer<f32>, CliError> {
         Buffer::new(&Spec::new(name, account, len)).map_err(CliError::failed)
     };

@@ -9,8 +9,10 @@ use compare::statistics::{Bootstrap, Contrast, Metric, Panel};
 use corpus::{Dataset, Side};
 use models::{Runner, Workload};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use train::{Evaluator, SavedModel, Scores, Sequences, evaluate};
+
+mod text;
 
 /// A side of a data set.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -39,13 +41,20 @@ impl SideName {
 #[command(after_help = "\
 Examples:
   autoreg eval runs/t1 --data DATA
-  autoreg eval runs/t1 --data DATA --split valid --json")]
+  autoreg eval runs/t1 --data DATA --split valid --json
+  autoreg eval models/smollm2-135m-q4_1.gguf --text notes.txt")]
 pub struct EvalArgs {
-    /// A run folder of `autoreg train`
+    /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     pub model: PathBuf,
     /// A folder made by `autoreg data prepare`
-    #[arg(long, value_name = "DIR")]
-    pub data: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "text")]
+    pub data: Option<PathBuf>,
+    /// Instead of a data set: the perplexity of a text file, in windows that do not overlap
+    #[arg(long, value_name = "FILE", conflicts_with = "data")]
+    pub text: Option<PathBuf>,
+    /// With --text: tokens a window, the beginning token counted
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "text")]
+    pub window: usize,
     /// The side to score
     #[arg(long, value_enum, default_value = "test")]
     pub split: SideName,
@@ -62,7 +71,15 @@ pub struct EvalArgs {
 
 /// Scores as told.
 pub fn run(args: EvalArgs) -> Result<(), CliError> {
-    let data = Dataset::open(&args.data).map_err(CliError::input)?;
+    match (&args.data, &args.text) {
+        (_, Some(text)) => text::run(&args, text),
+        (Some(data), None) => on_data(&args, data),
+        (None, None) => Err(CliError::input("no data given; give --data DIR or --text FILE")),
+    }
+}
+
+fn on_data(args: &EvalArgs, data: &Path) -> Result<(), CliError> {
+    let data = Dataset::open(data).map_err(CliError::input)?;
     let opened = Opened::open(&args.model)?;
     opened.belongs_to(&data)?;
     let model = &opened.saved;

@@ -7,6 +7,7 @@ pub mod data;
 pub mod eval;
 pub mod from_logits;
 pub mod generate;
+pub mod inspect;
 pub mod model;
 pub mod score;
 pub mod train;

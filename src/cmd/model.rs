@@ -2,16 +2,23 @@
 
 use crate::cmd::team;
 use crate::error::CliError;
+use crate::term;
 use corpus::Dataset;
 use decoding::{Rule, Rules};
 use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
+use families::Checkpoint;
+use kernels::Team;
 use ledger::Plan;
+use models::{Model, ModelConfig};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
 use train::SavedModel;
 
-/// A model folder, read.
+/// Tokens for which memory is predicted before weights are read.
+const LEAST_ROOM: usize = 512;
+
+/// A model, read: a run folder, a GGUF file or a Hugging Face folder.
 pub struct Opened {
     /// Where it was found.
     pub dir: PathBuf,
@@ -19,20 +26,49 @@ pub struct Opened {
     pub saved: SavedModel,
     /// The tokenizer that it was trained with.
     pub tokenizer: Tokenizer,
+    /// The tokens that end a text.
+    pub ends: Vec<u32>,
+    /// The files of a published model's weights.
+    files: Vec<PathBuf>,
 }
 
 impl Opened {
-    /// Reads a model folder.
+    /// Reads a model.
     pub fn open(dir: &Path) -> Result<Self, CliError> {
+        if families::is_published(dir) {
+            return Self::published(dir);
+        }
         let saved = SavedModel::open(dir).map_err(CliError::input)?;
         let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
         let tokenizer = tokenizer.map_err(CliError::input)?;
-        Ok(Self { dir: dir.to_owned(), saved, tokenizer })
+        let ends = tokenizer.specials().eos.into_iter().collect();
+        Ok(Self { dir: dir.to_owned(), saved, tokenizer, ends, files: Vec::new() })
+    }
+
+    fn published(path: &Path) -> Result<Self, CliError> {
+        let checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
+        for note in &checkpoint.notes {
+            term::note(&format!("note: {note}"));
+        }
+        let threads = Team::available();
+        room_for(&checkpoint, path, threads)?;
+        let model = checkpoint.load(threads).map_err(CliError::failed)?;
+        let files = checkpoint.tensors.paths().map(Path::to_owned).collect();
+        Ok(Self {
+            dir: path.to_owned(),
+            saved: SavedModel::Network(Box::new(model)),
+            tokenizer: checkpoint.tokenizer,
+            ends: checkpoint.ends,
+            files,
+        })
     }
 
     /// The SHA-256 of the weights.
     pub fn digest(&self) -> Result<String, CliError> {
-        SavedModel::digest(&self.dir).map_err(CliError::failed)
+        if self.files.is_empty() {
+            return SavedModel::digest(&self.dir).map_err(CliError::failed);
+        }
+        train::digest_of(&self.files).map_err(CliError::failed)
     }
 
     /// The model as a source of logits.
@@ -63,7 +99,7 @@ impl Opened {
         let unk = specials.unk.filter(|_| ban_unk);
         let mut ids: Vec<u32> = [specials.pad, specials.bos, unk].into_iter().flatten().collect();
         // Some tokenizers begin and end with the same token, which must be able to come.
-        ids.retain(|id| Some(*id) != specials.eos);
+        ids.retain(|id| !self.ends.contains(id));
         ids
     }
 
@@ -77,10 +113,46 @@ impl Opened {
         Rules::new(chain).map_err(CliError::input)
     }
 
+    /// The tokens of a text, in which names of control tokens stand for them or are plain text.
+    pub fn encode(&self, text: &str, control_tokens: bool) -> Vec<u32> {
+        if control_tokens {
+            self.tokenizer.encode_with_controls(text)
+        } else {
+            self.tokenizer.encode(text)
+        }
+    }
+
     /// A token as the vocabulary writes it.
     pub fn label(&self, id: u32) -> String {
         self.tokenizer.token(id).unwrap_or_else(|| format!("#{id}"))
     }
+}
+
+/// Refuses weights that do not fit in memory, before any is read.
+fn room_for(checkpoint: &Checkpoint, path: &Path, threads: usize) -> Result<(), CliError> {
+    let plan = predicted(&checkpoint.model_config(), LEAST_ROOM, threads)?;
+    let (needed, free) = (plan.total(), ledger::available_bytes().unwrap_or(u64::MAX));
+    if needed <= free {
+        return Ok(());
+    }
+    Err(CliError::input(format!(
+        "{}: running it needs {}; {} are free: close other programs or take a smaller model",
+        path.display(),
+        term::mib(needed),
+        term::mib(free)
+    )))
+}
+
+/// What running a model on texts of `tokens` tokens will allocate: the lists that do allocate it.
+pub fn predicted(
+    config: &ModelConfig,
+    tokens: usize,
+    threads: usize,
+) -> Result<ledger::Plan, CliError> {
+    let room = Room { sequences: 1, tokens };
+    let mut plan = Model::plan(config).map_err(CliError::input)?;
+    plan.extend(NetworkSource::plan(config, tokens, room, threads).map_err(engine_error)?);
+    Ok(plan)
 }
 
 /// An engine's error with its exit code.

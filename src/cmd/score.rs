@@ -23,7 +23,7 @@ Examples:
 A line of --jsonl is an object with `text`; its other fields come back with the scores:
   {\"id\": 7, \"text\": \"please send the report\"}")]
 pub struct ScoreArgs {
-    /// A run folder of `autoreg train`
+    /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     pub model: PathBuf,
     /// The text; `-` reads standard input
     #[arg(required_unless_present_any = ["file", "jsonl"], conflicts_with_all = ["file", "jsonl"],
@@ -41,6 +41,9 @@ pub struct ScoreArgs {
     /// Also compute it token by token through the cache; it must be the same to the bit
     #[arg(long)]
     pub check: bool,
+    /// Let names of control tokens in the text stand for them; otherwise they are plain text
+    #[arg(long)]
+    pub control_tokens: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -170,7 +173,7 @@ fn scored_line(
 fn tokens(args: &ScoreArgs, opened: &Opened, text: &str) -> Result<(Vec<u32>, bool), CliError> {
     let specials = opened.tokenizer.specials();
     let mut ids: Vec<u32> = specials.bos.into_iter().collect();
-    ids.extend(opened.tokenizer.encode(text));
+    ids.extend(opened.encode(text, args.control_tokens));
     if args.end {
         ids.push(specials.eos.ok_or_else(|| {
             CliError::input("--end: the model's tokenizer has no <eos>; leave it out")

@@ -4,7 +4,7 @@ use crate::source::select_places;
 use crate::{Each, Error, Room, Source};
 use kernels::Team;
 use ledger::{Account, Buffer, Plan, Spec};
-use models::{Batch, Cache, Model, Runner, Workload};
+use models::{Batch, Cache, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
 
 /// Tokens of a prompt that run together; a longer one is read in pieces, with the same result.
@@ -41,23 +41,29 @@ impl<'a> NetworkSource<'a> {
         }
     }
 
-    /// Buffers for `rows` tokens at once.
-    fn workload(&self, rows: usize, room: Room) -> Workload {
-        let longest = self.context_limit().map_or(room.tokens, |limit| room.tokens.min(limit));
-        Workload {
-            rows: rows.max(room.sequences),
-            sequences: room.sequences,
-            longest,
-            threads: self.team.threads(),
-            training: false,
+    /// What a request with a prompt of `prompt` tokens will allocate beside the weights.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan(
+        config: &ModelConfig,
+        prompt: usize,
+        room: Room,
+        threads: usize,
+    ) -> Result<Plan, Error> {
+        let workload = workload(config, prompt.min(MOST_ROWS), room, threads);
+        let mut plan = Runner::plan(config, &workload)?;
+        for _ in 0..room.sequences {
+            plan.extend(Cache::plan(config, workload.longest));
         }
+        Ok(plan)
     }
 
     /// Buffers and one empty cache for a new request.
     fn reset(&mut self, rows: usize, room: Room) -> Result<(), Error> {
         self.runner = None;
         self.caches.clear();
-        let workload = self.workload(rows, room);
+        let workload = workload(self.model.config(), rows, room, self.team.threads());
         self.caches.push(Cache::new(self.model, workload.longest)?);
         self.read = vec![0];
         self.runner = Some(Runner::new(self.model, workload, &self.team)?);
@@ -81,6 +87,13 @@ impl<'a> NetworkSource<'a> {
     }
 }
 
+/// Batches of up to `rows` rows for what is to be remembered, within the model's context.
+fn workload(config: &ModelConfig, rows: usize, room: Room, threads: usize) -> Workload {
+    let longest = config.context_limit().map_or(room.tokens, |limit| room.tokens.min(limit));
+    let (rows, sequences) = (rows.max(room.sequences), room.sequences);
+    Workload { rows, sequences, longest, threads, training: false }
+}
+
 impl Source for NetworkSource<'_> {
     fn vocab_size(&self) -> usize {
         self.model.config().vocab_size()
@@ -91,12 +104,7 @@ impl Source for NetworkSource<'_> {
     }
 
     fn plan(&self, prompt: usize, room: Room) -> Result<Plan, Error> {
-        let (config, workload) = (self.model.config(), self.workload(prompt.min(MOST_ROWS), room));
-        let mut plan = Runner::plan(config, &workload)?;
-        for _ in 0..room.sequences {
-            plan.extend(Cache::plan(config, workload.longest));
-        }
-        Ok(plan)
+        NetworkSource::plan(self.model.config(), prompt, room, self.team.threads())
     }
 
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {

@@ -38,10 +38,22 @@ impl Prompt {
         limit: Option<usize>,
         truncate: Truncate,
     ) -> Result<Self, Error> {
-        let bos = tokenizer.specials().bos;
-        let mut ids: Vec<u32> = bos.into_iter().collect();
-        let first = ids.len();
-        ids.extend(tokenizer.encode(text));
+        Self::from_ids(tokenizer.specials().bos, tokenizer.encode(text), limit, truncate)
+    }
+
+    /// The same from the tokens of a text. `bos` is put before them unless they begin with it.
+    ///
+    /// # Errors
+    /// As [`Prompt::encode`].
+    pub fn from_ids(
+        bos: Option<u32>,
+        text: Vec<u32>,
+        limit: Option<usize>,
+        truncate: Truncate,
+    ) -> Result<Self, Error> {
+        let first = usize::from(bos.is_some());
+        let mut ids: Vec<u32> = bos.filter(|_| text.first() != bos.as_ref()).into_iter().collect();
+        ids.extend(text);
         let dropped = ids.len().saturating_sub(limit.unwrap_or(usize::MAX));
         if dropped > 0 {
             match truncate {

@@ -77,7 +77,8 @@ fn main() {
         });
     }
     for (sequences, tokens, heads, d) in [(64, 64, 4, 16), (1, 1024, 9, 64), (1, 4096, 9, 64)] {
-        let shape = AttentionShape { heads, kv_heads: heads, head_dim: d, scale: 0.125 };
+        let shape =
+            AttentionShape { heads, kv_heads: heads, head_dim: d, scale: 0.125, window: None };
         let (rows, c) = (sequences * tokens, heads * d);
         let (qkv, d_out) = (values(rows * 3 * c), values(rows * c));
         let (mut out, mut lse) = (vec![0.0; rows * c], vec![0.0; rows * heads]);

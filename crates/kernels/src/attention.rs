@@ -29,6 +29,15 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// What scores are multiplied by, 1/√D as a rule.
     pub scale: f32,
+    /// Positions that a query sees, its own counted; all before it when absent. Inference only.
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    /// The first position that the query at `position` sees.
+    fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
 }
 
 /// Keys and values of one sequence: those of position j, head g start at `j·stride + g·D`.
@@ -116,7 +125,10 @@ pub fn attention_forward(
         running[LINE..].fill(0.0);
         let position = segment.past + first;
         let group = head / (h / shape.kv_heads);
-        for tile in (0..position + count).step_by(KEY_TILE) {
+        // A tile that a query does not see leaves its running values as they are at the start, so
+        // that it does not matter which other queries stand in its block.
+        let first_tile = shape.first_seen(position) / KEY_TILE * KEY_TILE;
+        for tile in (first_tile..position + count).step_by(KEY_TILE) {
             let keys = KEY_TILE.min(position + count - tile);
             let at = tile * segment.kv.stride + group * d;
             let kv = segment.kv;
@@ -140,12 +152,13 @@ pub fn attention_forward(
                     &mut scores[..keys * LINE],
                     running,
                     masked_from(tile, keys, position),
+                    outside(shape, tile, position, count),
                 );
-                if tile > 0 {
+                if tile > first_tile {
                     scale_rows(&mut sums[..count * d], &running[2 * LINE..], d);
                 }
                 let p = Strided { start: scores.as_ptr(), row: 1, col: LINE };
-                let start = if tile == 0 { Init::Zero } else { Init::Keep };
+                let start = if tile == first_tile { Init::Zero } else { Init::Keep };
                 block(p, value_rows.as_ptr(), d, sums.as_mut_ptr(), d, count, d, keys, start);
             }
         }
@@ -182,6 +195,7 @@ pub fn attention_backward(
     let (h, g, d) = (shape.heads, shape.kv_heads, shape.head_dim);
     let stride = (h + 2 * g) * d;
     let rows = out.len() / (h * d);
+    assert!(shape.window.is_none(), "attention: no gradient with a window");
     assert!(qkv.len() == rows * stride && d_qkv.len() == qkv.len(), "attention: R×(H+2G)D");
     assert!(d_out.len() == out.len() && lse.len() == h * rows, "attention: R×HD and H×R");
     assert!(sequences.iter().all(|s| s.0 + s.1 <= rows), "attention: sequences lie in the batch");
@@ -341,6 +355,14 @@ fn masked_from(tile: usize, keys: usize, position: usize) -> Option<f32> {
     (tile + keys - 1 > position).then_some(position as f32 - tile as f32)
 }
 
+/// As [`masked_from`], for the other end of a window: key j is hidden from query i when i - j is at
+/// least this; `None` when every key of the tile lies in the window of every query.
+fn outside(shape: &AttentionShape, tile: usize, position: usize, count: usize) -> Option<f32> {
+    let window = shape.window?;
+    (shape.first_seen(position + count - 1) > tile)
+        .then_some((tile + window) as f32 - position as f32)
+}
+
 /// xᵀ·factor: D lines of 64 lanes from `count` rows.
 fn turn(x: &[f32], stride: usize, count: usize, d: usize, factor: f32, out: &mut [f32]) {
     for (c, line) in out.chunks_exact_mut(LINE).take(d).enumerate() {
@@ -369,7 +391,12 @@ const IOTA: [f32; LINE] = {
 /// Scores become probabilities relative to the running maximum; `running` holds maxima, sums and,
 /// on return, the factors that older sums must be multiplied by.
 #[inline(always)]
-unsafe fn softmax_tile_body<S: Lanes>(scores: &mut [f32], running: &mut [f32], mask: Option<f32>) {
+unsafe fn softmax_tile_body<S: Lanes>(
+    scores: &mut [f32],
+    running: &mut [f32],
+    mask: Option<f32>,
+    outside: Option<f32>,
+) {
     // SAFETY: whole lines.
     unsafe {
         for i in 0..VECS {
@@ -383,6 +410,13 @@ unsafe fn softmax_tile_body<S: Lanes>(scores: &mut [f32], running: &mut [f32], m
                     // Hidden where lane < j - shift: minus infinity is added there.
                     let hidden = S::splat(f32::NEG_INFINITY)
                         .keep_at_least(S::splat(j as f32 - shift - 1.0), lane);
+                    z = z.add(hidden);
+                    z.store(p);
+                }
+                if let Some(shift) = outside {
+                    // Hidden where lane - j >= shift.
+                    let hidden =
+                        S::splat(f32::NEG_INFINITY).keep_at_least(lane, S::splat(j as f32 + shift));
                     z = z.add(hidden);
                     z.store(p);
                 }
@@ -404,11 +438,13 @@ unsafe fn softmax_tile_body<S: Lanes>(scores: &mut [f32], running: &mut [f32], m
         }
     }
 }
-stamp!(fn softmax_tile_raw(scores: &mut [f32], running: &mut [f32], mask: Option<f32>) = softmax_tile_body);
-fn softmax_tile(scores: &mut [f32], running: &mut [f32], mask: Option<f32>) {
+stamp!(fn softmax_tile_raw(
+    scores: &mut [f32], running: &mut [f32], mask: Option<f32>, outside: Option<f32>
+) = softmax_tile_body);
+fn softmax_tile(scores: &mut [f32], running: &mut [f32], mask: Option<f32>, outside: Option<f32>) {
     assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE);
     // SAFETY: whole lines.
-    unsafe { softmax_tile_raw(scores, running, mask) }
+    unsafe { softmax_tile_raw(scores, running, mask, outside) }
 }
 
 /// p: scores → probabilities; ds: d_probability → d_score = p·(ds - δ)·scale.
@@ -480,7 +516,7 @@ mod tests {
     #[test]
     fn forward_and_backward_agree_with_the_plain_loop() {
         let _level = crate::isa::hold();
-        let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 5, scale: 0.4 };
+        let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 5, scale: 0.4, window: None };
         let (h, g, d) = (4, 2, 5);
         let stride = (h + 2 * g) * d;
         let sequences = [(0, 70), (70, 3), (73, 1), (74, 130)];
@@ -579,7 +615,7 @@ mod tests {
     #[test]
     fn backward_across_tiles() {
         let _level = crate::isa::hold();
-        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 3, scale: 0.5 };
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 3, scale: 0.5, window: None };
         let (d, n) = (3, 150);
         let (qkv, d_out) = (values(n * 9, 5), values(n * 3, 6));
         let (q, k, v) =
@@ -622,9 +658,49 @@ mod tests {
     }
 
     #[test]
-    fn chunks_and_single_steps_give_the_same_bits() {
+    fn a_window_hides_what_lies_before_it() {
         let _level = crate::isa::hold();
-        let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35 };
+        let (n, window) = (150, 70);
+        let (q, k, v) = (values(n * 3, 1), values(n * 3, 2), values(n * 3, 3));
+        let wide = |x: &[f32]| x.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        let (q64, k64, v64) = (wide(&q), wide(&k), wide(&v));
+        let mut right = Vec::new();
+        for i in 0..n {
+            let seen = (i + 1).saturating_sub(window)..i + 1;
+            let score = |j: usize| (0..3).map(|c| q64[i * 3 + c] * k64[j * 3 + c]).sum::<f64>();
+            let e: Vec<f64> = seen.clone().map(|j| (0.5 * score(j)).exp()).collect();
+            let sum: f64 = e.iter().sum();
+            right.extend(
+                (0..3).map(|c| {
+                    seen.clone().zip(&e).map(|(j, e)| e / sum * v64[j * 3 + c]).sum::<f64>()
+                }),
+            );
+        }
+        let shape =
+            AttentionShape { heads: 1, kv_heads: 1, head_dim: 3, scale: 0.5, window: Some(window) };
+        for isa in Isa::available() {
+            isa.force();
+            let team = Team::new(2);
+            let mut work = vec![0.0; attention_workspace(&shape, 2, 0)];
+            let kv = Kv { keys: &k, values: &v, stride: 3 };
+            let segment = Segment { row: 0, queries: n, past: 0, kv };
+            let mut out = vec![0.0; n * 3];
+            attention_forward(&team, &shape, &[segment], &q, 3, &mut out, &mut [], &mut work);
+            reference::assert_close(&out, &right, 1e-5, "windowed attention");
+        }
+    }
+
+    #[test]
+    fn chunks_and_single_steps_give_the_same_bits() {
+        same_bits(None);
+        for window in [1, 64, 65, 100] {
+            same_bits(Some(window));
+        }
+    }
+
+    fn same_bits(window: Option<usize>) {
+        let _level = crate::isa::hold();
+        let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35, window };
         let (n, q_width) = (150, 16);
         let (q, k, v) = (values(n * q_width, 1), values(n * 8, 2), values(n * 8, 3));
         let kv = Kv { keys: &k, values: &v, stride: 8 };

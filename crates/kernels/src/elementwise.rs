@@ -65,6 +65,46 @@ map_body!(gelu_grad_body, gelu_grad_raw, |x, d| {
     d.mul(x.fma(density, cumulative))
 });
 map_body!(add_body, add_raw, |a, b| a.add(b));
+map_body!(gelu_tanh_body, gelu_tanh_raw, |x| gelu_tanh(x));
+map_body!(gelu_gate_body, gelu_gate_raw, |gate, up| gelu_tanh(gate).mul(up));
+
+/// x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2 = x·sigmoid(twice what tanh is taken of).
+#[inline(always)]
+unsafe fn gelu_tanh<S: Lanes>(x: S) -> S {
+    // SAFETY: as the caller's.
+    unsafe {
+        let inner = x.mul(x).mul(x).fma(S::splat(0.044_715), x);
+        x.mul(sigmoid(inner.mul(S::splat(1.595_769_1))))
+    }
+}
+
+/// GELU by its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415). Inference only.
+pub fn gelu_tanh_forward(team: &Team, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "gelu: lengths");
+    chunks(team, y, |at, y| {
+        // SAFETY: equally long slices.
+        unsafe { gelu_tanh_raw(y, &x[at..at + y.len()]) }
+    });
+}
+
+/// out = gelu(gate)·up for rows gate|up of 2·width values, GELU by its tanh approximation (Shazeer,
+/// arXiv 2002.05202). Inference only.
+pub fn geglu_tanh_forward(team: &Team, gate_up: &[f32], width: usize, out: &mut [f32]) {
+    assert_eq!(gate_up.len(), 2 * out.len(), "geglu: lengths");
+    row_chunks(team, out, width, |first, rows| {
+        for (i, out) in rows.chunks_exact_mut(width).enumerate() {
+            let at = (first + i) * 2 * width;
+            let (gate, up) = gate_up[at..at + 2 * width].split_at(width);
+            // SAFETY: equally long slices.
+            unsafe { gelu_gate_raw(out, gate, up) }
+        }
+    });
+}
+
+/// x ← limit·tanh(x/limit): large values are bent towards ±limit. Inference only.
+pub fn soft_cap(team: &Team, x: &mut [f32], limit: f32) {
+    chunks(team, x, |_, x| x.iter_mut().for_each(|v| *v = limit * (*v / limit).tanh()));
+}
 
 /// y = x·Φ(x) with the normal distribution Φ (Hendrycks and Gimpel, arXiv 1606.08415).
 pub fn gelu_forward(team: &Team, x: &[f32], y: &mut [f32]) {
@@ -221,9 +261,9 @@ pub fn dropout(team: &Team, x: &mut [f32], row_keys: &[u64], stream: u64, rate: 
     });
 }
 
-/// Rotates pairs (i, i + D/2) of each head of x's rows by the row's position: cosines and sines
-/// come from `table`, `D` values a position (D/2 cosines, then D/2 sines). `backward` turns the
-/// other way (Su et al., arXiv 2104.09864).
+/// Rotates pairs (i, i + D/2) of each head of x's rows: cosines and sines come from `angles`, `D`
+/// values a row (D/2 cosines, then D/2 sines). `backward` turns the other way (Su et al., arXiv
+/// 2104.09864).
 pub fn rope(
     team: &Team,
     x: &mut [f32],
@@ -231,15 +271,14 @@ pub fn rope(
     from: usize,
     heads: usize,
     head_dim: usize,
-    positions: &[u32],
-    table: &[f32],
+    angles: &[f32],
     backward: bool,
 ) {
     let half = head_dim / 2;
     row_chunks(team, x, row_stride, |first, rows| {
         for (i, row) in rows.chunks_exact_mut(row_stride).enumerate() {
-            let at = positions[first + i] as usize * head_dim;
-            let (cos, sin) = table[at..at + head_dim].split_at(half);
+            let at = (first + i) * head_dim;
+            let (cos, sin) = angles[at..at + head_dim].split_at(half);
             for head in row[from..from + heads * head_dim].chunks_exact_mut(head_dim) {
                 let (low, high) = head.split_at_mut(half);
                 for j in 0..half {
@@ -300,6 +339,37 @@ mod tests {
     }
 
     #[test]
+    fn gelu_by_tanh_with_and_without_a_gate() {
+        let _level = crate::isa::hold();
+        let (rows, width) = (5, 19);
+        let x = values(rows * 2 * width, 1);
+        let gelu = |x: f32| {
+            let x = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        };
+        let right: Vec<f64> = x.iter().map(|&x| gelu(x)).collect();
+        let gated: Vec<f64> = x
+            .chunks(2 * width)
+            .flat_map(|row| (0..width).map(|i| gelu(row[i]) * f64::from(row[width + i])))
+            .collect();
+        for isa in Isa::available() {
+            isa.force();
+            let team = Team::new(2);
+            let mut y = vec![0.0; x.len()];
+            gelu_tanh_forward(&team, &x, &mut y);
+            reference::assert_close(&y, &right, 1e-6, "gelu by tanh");
+            let mut y = vec![0.0; x.len() / 2];
+            geglu_tanh_forward(&team, &x, width, &mut y);
+            reference::assert_close(&y, &gated, 1e-6, "gated gelu by tanh");
+        }
+        let mut capped = [0.1, 100.0, -100.0];
+        soft_cap(&Team::new(1), &mut capped, 30.0);
+        assert!((capped[0] - 0.1).abs() < 1e-5 && capped[1] < 30.0 && capped[1] > 29.9);
+        assert_eq!(capped[1], -capped[2]);
+    }
+
+    #[test]
     fn swiglu_and_its_gradient() {
         let _level = crate::isa::hold();
         let (rows, width) = (5, 19);
@@ -349,7 +419,8 @@ mod tests {
         let _level = crate::isa::hold();
         let team = Team::new(1);
         let (d, positions) = (8, [0, 3, 5]);
-        let table: Vec<f32> = (0..6)
+        let angles: Vec<f32> = positions
+            .into_iter()
             .flat_map(|p| {
                 let angle = move |j: i32| p as f32 / 10f32.powi(j);
                 (0..4).map(move |j| angle(j).cos()).chain((0..4).map(move |j| angle(j).sin()))
@@ -357,11 +428,11 @@ mod tests {
             .collect();
         let x = values(3 * 20, 4);
         let mut y = x.clone();
-        rope(&team, &mut y, 20, 2, 2, d, &positions, &table, false);
+        rope(&team, &mut y, 20, 2, 2, d, &angles, false);
         assert_eq!(x[..20], y[..20]);
         let angle = 3.0f32;
         assert!((y[22] - (x[22] * angle.cos() - x[26] * angle.sin())).abs() < 1e-5);
-        rope(&team, &mut y, 20, 2, 2, d, &positions, &table, true);
+        rope(&team, &mut y, 20, 2, 2, d, &angles, true);
         assert!(x.iter().zip(&y).all(|(a, b)| (a - b).abs() < 1e-5));
     }
 }

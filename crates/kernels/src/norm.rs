@@ -270,6 +270,33 @@ pub fn rms_norm_forward(
     forward(team, shape, x, gain, None, y, stats, false);
 }
 
+/// RMSNorm of each head in place: `heads` heads of gain.len() values from column `from` of x's rows,
+/// `row_stride` apart. Inference only.
+pub fn head_norm(
+    team: &Team,
+    x: &mut [f32],
+    row_stride: usize,
+    from: usize,
+    heads: usize,
+    gain: &[f32],
+    epsilon: f32,
+) {
+    let width = gain.len();
+    assert!(from + heads * width <= row_stride, "head norm: heads lie in their rows");
+    row_chunks(team, x, row_stride, |_, rows| {
+        for row in rows.chunks_exact_mut(row_stride) {
+            for head in row[from..from + heads * width].chunks_exact_mut(width) {
+                let mut stats = [0.0; STATS];
+                // SAFETY: one row; each vector of it is read before it is written.
+                unsafe {
+                    let old = std::slice::from_raw_parts(head.as_ptr(), width);
+                    forward_raw(old, head, &mut stats, gain, None, epsilon, false);
+                }
+            }
+        }
+    });
+}
+
 /// Adds the gradients of [`rms_norm_forward`] to d_x and d_gain.
 pub fn rms_norm_backward(
     team: &Team,
@@ -307,6 +334,21 @@ mod tests {
                 out.collect::<Vec<_>>()
             })
             .collect()
+    }
+
+    #[test]
+    fn heads_are_normed_where_they_stand() {
+        let _level = crate::isa::hold();
+        let team = Team::new(2);
+        let (rows, stride, width) = (70, 50, 20);
+        let (x, gain) = (values(rows * stride, 1), values(width, 2));
+        let mut y = x.clone();
+        head_norm(&team, &mut y, stride, 5, 2, &gain, 1e-5);
+        for (x, y) in x.chunks(stride).zip(y.chunks(stride)) {
+            assert_eq!((&x[..5], &x[45..]), (&y[..5], &y[45..]));
+            let right = plain(&wide(&x[5..45]), &wide(&gain), &vec![0.0; width], false);
+            reference::assert_close(&y[5..45], &right, 1e-6, "head norm");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The numbers of a network, named as published `config.json` files name them.
 
+use crate::{RopeScaling, SlidingWindow};
 use serde::{Deserialize, Serialize};
 
 /// Any model that can be trained, evaluated and sampled from.
@@ -58,6 +59,33 @@ pub struct TransformerConfig {
     /// Whether the output projection is the token embedding.
     #[serde(default)]
     pub tie_word_embeddings: bool,
+    /// Biases of queries, keys and values; as `bias` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qkv_bias: Option<bool>,
+    /// Bias of the output projection; as `bias` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_bias: Option<bool>,
+    /// RMSNorm on each head of queries and keys, before their positions. Inference only.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub qk_norm: bool,
+    /// A norm on what each branch adds to the stream. Inference only.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub post_norm: bool,
+    /// What token embeddings are multiplied by. Inference only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_scale: Option<f32>,
+    /// Scores are multiplied by 1/√this; D when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_pre_attn_scalar: Option<f64>,
+    /// How rotary positions are stretched for contexts longer than those trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScaling>,
+    /// Layers that see only near positions. Inference only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<SlidingWindow>,
+    /// Logits z become this·tanh(z/this). Inference only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub final_logit_softcapping: Option<f32>,
 }
 
 /// Which norm.
@@ -91,6 +119,10 @@ pub enum MlpConfig {
     Gelu,
     /// SiLU gate.
     Swiglu,
+    /// GELU by its tanh approximation. Inference only.
+    GeluTanh,
+    /// GELU gate, by its tanh approximation. Inference only.
+    GegluTanh,
 }
 
 /// One recurrent tanh layer between an embedding and the output projection.
@@ -154,6 +186,10 @@ fn default_theta() -> f64 {
 fn yes() -> bool {
     true
 }
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_no(flag: &bool) -> bool {
+    !flag
+}
 
 /// Numbers that do not make a network.
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -167,7 +203,7 @@ pub struct ConfigError {
     pub expected: String,
 }
 
-fn require(
+pub(crate) fn require(
     good: bool,
     field: &'static str,
     found: impl ToString,
@@ -204,7 +240,39 @@ impl TransformerConfig {
             mlp: MlpConfig::Gelu,
             bias: true,
             tie_word_embeddings: false,
+            qkv_bias: None,
+            head_bias: None,
+            qk_norm: false,
+            post_norm: false,
+            embedding_scale: None,
+            query_pre_attn_scalar: None,
+            rope_scaling: None,
+            sliding_window: None,
+            final_logit_softcapping: None,
         }
+    }
+
+    /// What scores are multiplied by.
+    pub(crate) fn attention_scale(&self) -> f32 {
+        match self.query_pre_attn_scalar {
+            Some(scalar) => (1.0 / scalar.sqrt()) as f32,
+            None => 1.0 / (self.head_size() as f32).sqrt(),
+        }
+    }
+
+    /// The first feature that has no gradient, and what training needs instead.
+    fn without_gradient(&self) -> Option<(&'static str, &'static str)> {
+        let tanh = matches!(self.mlp, MlpConfig::GeluTanh | MlpConfig::GegluTanh);
+        [
+            (self.qk_norm, "qk_norm", "leave it out"),
+            (self.post_norm, "post_norm", "leave it out"),
+            (self.embedding_scale.is_some(), "embedding_scale", "leave it out"),
+            (self.sliding_window.is_some(), "sliding_window", "leave it out"),
+            (self.final_logit_softcapping.is_some(), "final_logit_softcapping", "leave it out"),
+            (tanh, "mlp", "choose gelu or swiglu"),
+        ]
+        .into_iter()
+        .find_map(|(used, field, instead)| used.then_some((field, instead)))
     }
 
     /// G.
@@ -248,7 +316,22 @@ impl TransformerConfig {
             "norm_epsilon",
             self.norm_epsilon,
             "it must lie between 0 and 1",
-        )
+        )?;
+        let above = |field, value: Option<f64>| {
+            let good = value.is_none_or(|v| v > 0.0 && v.is_finite());
+            require(good, field, value.unwrap_or(0.0), "it must be above 0")
+        };
+        require(
+            self.rope_theta > 1.0 && self.rope_theta.is_finite(),
+            "rope_theta",
+            self.rope_theta,
+            "it must be above 1",
+        )?;
+        above("embedding_scale", self.embedding_scale.map(f64::from))?;
+        above("query_pre_attn_scalar", self.query_pre_attn_scalar)?;
+        above("final_logit_softcapping", self.final_logit_softcapping.map(f64::from))?;
+        self.rope_scaling.as_ref().map_or(Ok(()), |scaling| scaling.check(d))?;
+        self.sliding_window.as_ref().map_or(Ok(()), |w| w.check(self.num_hidden_layers))
     }
 }
 
@@ -295,6 +378,22 @@ impl ModelConfig {
         match self {
             ModelConfig::Transformer(c) => Some(c.max_position_embeddings),
             ModelConfig::Rnn(_) | ModelConfig::Ngram(_) => None,
+        }
+    }
+
+    /// Whether there is a gradient for everything that the network does.
+    ///
+    /// # Errors
+    /// The first feature without one.
+    pub fn check_trainable(&self) -> Result<(), ConfigError> {
+        let ModelConfig::Transformer(c) = self else { return Ok(()) };
+        match c.without_gradient() {
+            None => Ok(()),
+            Some((field, instead)) => Err(ConfigError {
+                field,
+                found: "set".to_owned(),
+                expected: format!("it can be run but not trained; to train, {instead}"),
+            }),
         }
     }
 
@@ -350,6 +449,19 @@ mod tests {
         assert_eq!((error.field, error.found.as_str()), ("num_attention_heads", "5"));
         let small = ModelConfig::Rnn(RnnConfig::email(1));
         assert!(small.check().unwrap_err().to_string().contains("vocab_size is 1"));
+    }
+
+    #[test]
+    fn what_cannot_be_trained_is_named() {
+        let mut c = TransformerConfig::email(4000, 64);
+        assert_eq!(ModelConfig::Transformer(c.clone()).check_trainable(), Ok(()));
+        c.qk_norm = true;
+        let config = ModelConfig::Transformer(c);
+        assert_eq!(config.check_trainable().unwrap_err().field, "qk_norm");
+        let workload =
+            crate::Workload { rows: 8, sequences: 1, longest: 8, threads: 1, training: true };
+        let error = crate::Runner::plan(&config, &workload).unwrap_err().to_string();
+        assert!(error.contains("qk_norm") && error.contains("not trained"), "{error}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod config;
 mod model;
 pub mod ngram;
 mod rnn;
+mod rope;
 mod runner;
 mod slots;
 mod transformer;
@@ -22,4 +23,5 @@ pub use config::{
     Smoothing, TransformerConfig,
 };
 pub use model::{Error, Model};
+pub use rope::{RopeScaling, SlidingWindow};
 pub use runner::{Dropout, Runner, Workload};

@@ -144,6 +144,9 @@ impl Runner {
     /// # Errors
     /// When the configuration makes no network.
     pub fn plan(config: &ModelConfig, workload: &Workload) -> Result<Plan, Error> {
+        if workload.training {
+            config.check_trainable()?;
+        }
         let (network, _, _) = build(config)?;
         let (inner, outer) = specs(&network, config, workload);
         let mut plan = Plan::default();
@@ -158,6 +161,9 @@ impl Runner {
     /// # Errors
     /// When memory is not to be had.
     pub fn new(model: &Model, workload: Workload, team: &Arc<Team>) -> Result<Runner, Error> {
+        if workload.training {
+            model.config().check_trainable()?;
+        }
         let workload = Workload { threads: team.threads(), ..workload };
         let (inner, outer) = specs(&model.network, model.config(), &workload);
         let mut allocate = |spec: Spec| Buffer::new(&spec).map_err(model::Error::Memory);
@@ -281,18 +287,20 @@ impl Runner {
         let (hidden, _) = self.slots.hidden_and_gradient();
         let vocab = model.config().vocab_size();
         let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
-        for (&row, out) in rows.iter().zip(logits.chunks_exact_mut(vocab)) {
-            let x = &hidden[row * width..(row + 1) * width];
-            let shape = HeadShape { rows: 1, width, vocab };
-            head_logits(
-                &self.team,
-                shape,
-                x,
-                weights.get(head.weight),
-                bias,
-                out,
-                &mut self.outer.head,
-            );
+        let mut done = 0;
+        // Neighbouring rows go together: the head's matrix is then read once for all of them.
+        for run in rows.chunk_by(|a, b| a + 1 == *b) {
+            let x = &hidden[run[0] * width..(run[0] + run.len()) * width];
+            let out = &mut logits[done * vocab..(done + run.len()) * vocab];
+            let shape = HeadShape { rows: run.len(), width, vocab };
+            let (weight, work) = (weights.get(head.weight), &mut self.outer.head);
+            head_logits(&self.team, shape, x, weight, bias, out, work);
+            done += run.len();
+        }
+        if let ModelConfig::Transformer(c) = model.config()
+            && let Some(limit) = c.final_logit_softcapping
+        {
+            kernels::soft_cap(&self.team, &mut logits[..done * vocab], limit);
         }
     }
 }

@@ -12,7 +12,9 @@ use kernels::{
     AttentionShape, Init, Kv, Segment, add_assign, attention_backward, attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
-use tensor::ops::{Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary};
+use tensor::ops::{
+    Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary, turn, turn_back,
+};
 use tensor::{Initial, Layout, ParamId, Parameters};
 
 /// One layer's operations.
@@ -20,9 +22,15 @@ use tensor::{Initial, Layout, ParamId, Parameters};
 struct Layer {
     norm1: Norm,
     qkv: Linear,
+    /// Norms of each head of queries and keys.
+    heads: Option<(Norm, Norm)>,
     out: Linear,
+    /// Norms of what the two branches add to the stream.
+    post: Option<(Norm, Norm)>,
     norm2: Norm,
     mlp: Mlp,
+    /// Whether it sees only near positions.
+    near: bool,
 }
 
 /// The network below the output projection.
@@ -32,6 +40,8 @@ pub(crate) struct Transformer {
     tokens: Embedding,
     positions: Option<Embedding>,
     rotary: Option<Rotary>,
+    /// Of the layers that see only near positions, where it differs.
+    near_rotary: Option<Rotary>,
     layers: Vec<Layer>,
     norm: Norm,
     shape: AttentionShape,
@@ -77,6 +87,10 @@ slots! {
         /// MLP_ROWS×F
         act,
         attention_work,
+        /// R×D: cosines and sines of the rows' positions.
+        angles,
+        /// R×D, where near layers have their own.
+        near_angles,
         /// R×C: the gradient of the stream (training only).
         d_x,
         /// R×max(C, HD): the gradient of what a branch's last step read (training only).
@@ -125,6 +139,9 @@ impl Transformer {
         };
         let norm =
             |layout: &mut Layout, name: &str| Norm::new(layout, name, norm, c, config.norm_epsilon);
+        let head_norm = |layout: &mut Layout, name: &str| {
+            Norm::new(layout, name, NormKind::Rms, d, config.norm_epsilon)
+        };
         let embedding = Initial::Normal(0.02);
         let inner = |inputs: usize| Initial::Normal((1.0 / inputs as f32).sqrt());
         // Branches end small, so that the stream keeps its size through all layers.
@@ -136,36 +153,53 @@ impl Transformer {
         let positions = (config.positions == PositionConfig::Learned).then(|| {
             Embedding::new(layout, "pos_emb", config.max_position_embeddings, c, embedding)
         });
-        let rotary = (config.positions == PositionConfig::Rotary)
-            .then(|| Rotary::new(d, config.max_position_embeddings, config.rope_theta));
+        let is_rotary = config.positions == PositionConfig::Rotary;
+        let rotary = is_rotary.then(|| match &config.rope_scaling {
+            Some(scaling) => scaling.rotary(d, config.rope_theta),
+            None => Rotary::new(d, config.rope_theta),
+        });
+        let window = config.sliding_window.as_ref();
+        let near_theta = window.and_then(|w| w.rope_theta).filter(|_| is_rotary);
         let layers = (0..config.num_hidden_layers)
             .map(|i| {
                 let name = |part: &str| format!("layers.{i}.{part}");
-                let mut linear = |layout: &mut Layout, part: &str, shape, initial| {
-                    Linear::new(layout, &mut packed, &name(part), shape, config.bias, initial)
+                let mut linear = |layout: &mut Layout, part: &str, shape, bias, initial| {
+                    Linear::new(layout, &mut packed, &name(part), shape, bias, initial)
                 };
                 let norm1 = norm(layout, &name("norm1"));
-                let qkv = linear(layout, "attn.qkv", ((h + 2 * g) * d, c), inner(c));
-                let out = linear(layout, "attn.out", (c, h * d), last(h * d));
+                let qkv_bias = config.qkv_bias.unwrap_or(config.bias);
+                let qkv = linear(layout, "attn.qkv", ((h + 2 * g) * d, c), qkv_bias, inner(c));
+                let heads = config.qk_norm.then(|| {
+                    let queries = head_norm(layout, &name("attn.q_norm"));
+                    (queries, head_norm(layout, &name("attn.k_norm")))
+                });
+                let out = linear(layout, "attn.out", (c, h * d), config.bias, last(h * d));
+                let post = config.post_norm.then(|| {
+                    let attention = norm(layout, &name("attn.post_norm"));
+                    (attention, norm(layout, &name("mlp.post_norm")))
+                });
                 let norm2 = norm(layout, &name("norm2"));
                 let f = config.intermediate_size;
                 let initial = (inner(c), last(f));
                 let (name, kind) = (name("mlp"), mlp_kind(config));
                 let mlp = Mlp::new(layout, &mut packed, &name, kind, (c, f), config.bias, initial);
-                Layer { norm1, qkv, out, norm2, mlp }
+                let near = window.is_some_and(|w| w.layers.contains(&i));
+                Layer { norm1, qkv, heads, out, post, norm2, mlp, near }
             })
             .collect();
         Transformer {
             tokens,
             positions,
             rotary,
+            near_rotary: near_theta.map(|theta| Rotary::new(d, theta)),
             layers,
             norm: norm(layout, "norm"),
             shape: AttentionShape {
                 heads: h,
                 kv_heads: g,
                 head_dim: d,
-                scale: 1.0 / (d as f32).sqrt(),
+                scale: config.attention_scale(),
+                window: None,
             },
             packed_len: packed,
             config: config.clone(),
@@ -236,6 +270,11 @@ impl Transformer {
             hidden: kept_spec("hidden", rows * c),
             act: work("mlp activation", run * f),
             attention_work: work("attention tiles", attention),
+            angles: work("angles", rows * self.rotary.as_ref().map_or(0, Rotary::width)),
+            near_angles: work(
+                "near angles",
+                rows * self.near_rotary.as_ref().map_or(0, Rotary::width),
+            ),
             d_x: work("d stream", kept(c)),
             d_inner: work("d inner", kept(c.max(h * d))),
             d_qkv: work("d q k v", kept((h + 2 * g) * d)),
@@ -262,30 +301,35 @@ impl Transformer {
         if let Some(positions) = &self.positions {
             positions.forward(team, weights, &batch.positions, Init::Keep, x);
         }
+        if let Some(factor) = self.config.embedding_scale {
+            kernels::scale(team, x, factor);
+        }
         pass.dropout(x, 0);
+        for (rotary, angles) in
+            [(&self.rotary, &mut shared.angles), (&self.near_rotary, &mut shared.near_angles)]
+        {
+            if let Some(rotary) = rotary {
+                rotary.angles(&batch.positions, &mut angles[..rows * rotary.width()]);
+            }
+        }
         for (i, layer) in self.layers.iter().enumerate() {
             let only = kept.len() == 1;
             let slot = &mut kept[if only { 0 } else { i }];
             keep(&mut slot.input, x);
             layer.norm1.forward(team, weights, x, normed, &mut slot.stats1);
-            self.attend(
-                pass,
-                layer,
-                i,
-                packed,
-                caches,
-                normed,
-                slot,
-                &mut shared.attention_work,
-                branch,
-            );
+            let near = layer.near && self.near_rotary.is_some();
+            let angles = if near { &shared.near_angles } else { &shared.angles };
+            let work = &mut shared.attention_work;
+            self.attend(pass, layer, i, packed, caches, angles, normed, slot, work, branch);
             pass.dropout(branch, 2 * i as u64 + 1);
-            add_assign(team, x, branch);
+            let stats = &mut shared.final_stats;
+            add_branch(pass, layer.post.as_ref().map(|p| &p.0), branch, normed, stats, x);
             keep(&mut slot.middle, x);
             layer.norm2.forward(team, weights, x, normed, &mut slot.stats2);
             layer.mlp.forward(team, weights, packed, normed, branch, &mut slot.up, &mut shared.act);
             pass.dropout(branch, 2 * i as u64 + 2);
-            add_assign(team, x, branch);
+            let stats = &mut shared.final_stats;
+            add_branch(pass, layer.post.as_ref().map(|p| &p.1), branch, normed, stats, x);
         }
         let hidden = &mut shared.hidden[..rows * c];
         self.norm.forward(team, weights, x, hidden, &mut shared.final_stats);
@@ -305,6 +349,7 @@ impl Transformer {
         index: usize,
         packed: &[f32],
         caches: &mut [Cache],
+        angles: &[f32],
         normed: &[f32],
         slot: &mut LayerSlot<Buffer<f32>>,
         work: &mut [f32],
@@ -315,8 +360,12 @@ impl Transformer {
         let (rows, stride) = (batch.rows(), (h + 2 * g) * d);
         let qkv = &mut slot.qkv[..rows * stride];
         layer.qkv.forward(team, weights, packed, normed, qkv, stride, 0);
-        if let Some(rotary) = &self.rotary {
-            rotary.forward(team, qkv, stride, 0, h + g, &batch.positions);
+        if let Some((queries, keys)) = &layer.heads {
+            queries.heads_forward(team, weights, qkv, stride, (0, h));
+            keys.heads_forward(team, weights, qkv, stride, (h * d, g));
+        }
+        if self.rotary.is_some() {
+            turn(team, qkv, stride, 0, h + g, &angles[..rows * d]);
         }
         for (cache, &(row, new)) in caches.iter_mut().zip(&batch.sequences) {
             if let Cache::Kv(kv) = cache {
@@ -345,7 +394,9 @@ impl Transformer {
             .collect();
         let attention = &mut slot.attention[..rows * h * d];
         let lse = if slot.lse.is_empty() { &mut [] } else { &mut slot.lse[..h * rows] };
-        attention_forward(team, &self.shape, &segments, qkv, stride, attention, lse, work);
+        let window = self.config.sliding_window.as_ref().filter(|_| layer.near).map(|w| w.tokens);
+        let shape = AttentionShape { window, ..self.shape };
+        attention_forward(team, &shape, &segments, qkv, stride, attention, lse, work);
         layer.out.forward(team, weights, packed, attention, branch, self.width(), 0);
     }
 
@@ -399,8 +450,8 @@ impl Transformer {
                 d_qkv,
                 &mut shared.attention_work,
             );
-            if let Some(rotary) = &self.rotary {
-                rotary.backward(team, d_qkv, stride, 0, h + g, &batch.positions);
+            if self.rotary.is_some() {
+                turn_back(team, d_qkv, stride, 0, h + g, &shared.angles[..rows * d]);
             }
             let input = &slot.input[..rows * c];
             layer.norm1.forward(team, weights, input, normed, &mut slot.stats1);
@@ -433,6 +484,26 @@ fn mlp_kind(config: &TransformerConfig) -> MlpKind {
     match config.mlp {
         MlpConfig::Gelu => MlpKind::Gelu,
         MlpConfig::Swiglu => MlpKind::SwiGlu,
+        MlpConfig::GeluTanh => MlpKind::GeluTanh,
+        MlpConfig::GegluTanh => MlpKind::GegluTanh,
+    }
+}
+
+/// x ← x + branch, or x + norm(branch), computed in `normed`.
+fn add_branch(
+    pass: &Pass,
+    norm: Option<&Norm>,
+    branch: &[f32],
+    normed: &mut [f32],
+    stats: &mut [f32],
+    x: &mut [f32],
+) {
+    match norm {
+        Some(norm) => {
+            norm.forward(pass.team, pass.weights, branch, normed, stats);
+            add_assign(pass.team, x, normed);
+        }
+        None => add_assign(pass.team, x, branch),
     }
 }
 

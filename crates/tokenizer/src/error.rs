@@ -20,6 +20,12 @@ pub enum Error {
         /// What is wrong, naming the key.
         what: String,
     },
+    /// A GGUF file's vocabulary cannot be used.
+    #[error("the vocabulary in the file cannot be used: {what}")]
+    Vocabulary {
+        /// What is wrong, naming the key.
+        what: String,
+    },
     /// The decoder of the file is of a kind whose text cannot be streamed.
     #[error(
         "tokenizer.json: decoder `{kind}` is not supported (supported: ByteLevel, Metaspace, \

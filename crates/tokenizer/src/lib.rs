@@ -11,6 +11,7 @@ mod specials;
 mod stream;
 mod tokenizer;
 pub mod train;
+mod vocabulary;
 mod words;
 
 pub use error::Error;
@@ -18,4 +19,5 @@ pub use pieces::Pieces;
 pub use specials::Specials;
 pub use stream::Utf8Stream;
 pub use tokenizer::Tokenizer;
+pub use vocabulary::Vocabulary;
 pub use words::{Words, lowercase_into};

@@ -12,28 +12,48 @@ use crate::{
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::{collections::HashSet, fmt, path::Path, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    path::Path,
+    sync::Arc,
+};
 use tokenizers::Model;
 
 /// Text to ids and back. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
+    specials: Specials,
 }
 
 struct Inner {
     library: tokenizers::Tokenizer,
     quick: Quick,
     rule: DecodeRule,
-    specials: Specials,
     hidden: HashSet<u32>,
     tokens: Vec<Option<String>>,
-    bytes: Vec<u8>,
+    /// Names of control tokens by their first byte, longest first.
+    controls: HashMap<u8, Vec<(String, u32)>>,
+    bytes: Option<Vec<u8>>,
     sha256: String,
 }
 
+/// What a tokenizer is put together from.
+pub(crate) struct Parts<'a> {
+    pub(crate) library: tokenizers::Tokenizer,
+    pub(crate) quick: Quick,
+    /// The `decoder` value of a `tokenizer.json`.
+    pub(crate) decoder: &'a Value,
+    pub(crate) specials: Specials,
+    pub(crate) tokens: Vec<Option<String>>,
+    /// The `tokenizer.json`, where there is one.
+    pub(crate) bytes: Option<Vec<u8>>,
+    pub(crate) sha256: String,
+}
+
 /// How text is cut before the vocabulary is looked at.
-enum Quick {
+pub(crate) enum Quick {
     /// Lower-cased words and marks, looked up.
     Words(WordEncoder),
     /// Byte-level pieces, each given to the library's merges.
@@ -70,7 +90,6 @@ impl Tokenizer {
         let value: Value =
             serde_json::from_slice(bytes).map_err(|e| format_error(e.to_string()))?;
         check_shape(&value)?;
-        let rule = DecodeRule::parse(&value["decoder"])?;
         let mut library: tokenizers::Tokenizer =
             tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format_error(e.to_string()))?;
         library.set_encode_special_tokens(true);
@@ -80,12 +99,41 @@ impl Tokenizer {
         let mut specials = Specials::find(|name| library.token_to_id(name));
         let unk_name = value["model"]["unk_token"].as_str();
         specials.unk = unk_name.and_then(|name| library.token_to_id(name)).or(specials.unk);
+        Self::from_parts(Parts {
+            quick: quick(&value, &library, specials.unk),
+            library,
+            decoder: &value["decoder"],
+            specials,
+            tokens,
+            bytes: Some(bytes.to_vec()),
+            sha256: hex(&Sha256::digest(bytes)),
+        })
+    }
+
+    pub(crate) fn from_parts(parts: Parts<'_>) -> Result<Self, Error> {
+        let Parts { library, quick, decoder, specials, tokens, bytes, sha256 } = parts;
+        let rule = DecodeRule::parse(decoder)?;
         let hidden = hidden_ids(&library, specials.unk);
-        let quick = quick(&value, &library, specials.unk);
-        let sha256 = hex(&Sha256::digest(bytes));
-        let bytes = bytes.to_vec();
-        let inner = Inner { library, quick, rule, specials, hidden, tokens, bytes, sha256 };
-        Ok(Self { inner: Arc::new(inner) })
+        let controls = controls(&library);
+        let inner = Inner { library, quick, rule, hidden, tokens, controls, bytes, sha256 };
+        Ok(Self { inner: Arc::new(inner), specials })
+    }
+
+    /// The same with other ids for what begins, ends, fills and is unknown: published models say
+    /// so beside their vocabulary.
+    #[must_use]
+    pub fn with_specials(mut self, specials: Specials) -> Self {
+        self.specials = specials;
+        self
+    }
+
+    /// The ids that the file itself puts before a text.
+    pub fn put_before(&self) -> Vec<u32> {
+        let Ok(encoding) = self.inner.library.encode_fast("a", true) else { return Vec::new() };
+        let own = self.inner.library.encode_fast("a", false);
+        let first = own.ok().and_then(|e| e.get_ids().first().copied());
+        let ids = encoding.get_ids().iter().copied();
+        ids.take_while(|&id| Some(id) != first && self.inner.hidden.contains(&id)).collect()
     }
 
     /// One more than the highest id.
@@ -113,6 +161,31 @@ impl Tokenizer {
             Err(_) => Vec::new(),
         };
         ids.truncate(limit);
+        ids
+    }
+
+    /// The ids of a text in which the names of control tokens stand for these tokens, as a chat
+    /// template writes them. Text of people does not belong here.
+    pub fn encode_with_controls(&self, text: &str) -> Vec<u32> {
+        let (mut ids, mut from, mut at) = (Vec::new(), 0, 0);
+        let bytes = text.as_bytes();
+        while at < bytes.len() {
+            let names = self.inner.controls.get(&bytes[at]).map_or(&[][..], Vec::as_slice);
+            let found = names.iter().find(|(name, _)| bytes[at..].starts_with(name.as_bytes()));
+            let Some((name, id)) = found else {
+                at += 1;
+                continue;
+            };
+            if from < at {
+                ids.extend(self.encode(&text[from..at]));
+            }
+            ids.push(*id);
+            at += name.len();
+            from = at;
+        }
+        if from < text.len() {
+            ids.extend(self.encode(&text[from..]));
+        }
         ids
     }
 
@@ -165,17 +238,26 @@ impl Tokenizer {
 
     /// The ids with a meaning of their own.
     pub fn specials(&self) -> Specials {
-        self.inner.specials
+        self.specials
     }
 
-    /// The SHA-256 of the bytes of the `tokenizer.json`, in hex.
+    /// Control tokens, which have no text: (name, id).
+    pub fn controls(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.inner.controls.values().flatten().map(|(name, id)| (name.as_str(), *id))
+    }
+
+    /// The SHA-256 of the bytes of the `tokenizer.json`, or of what else it was made from, in hex.
     pub fn sha256(&self) -> &str {
         &self.inner.sha256
     }
 
-    /// The bytes of the `tokenizer.json`, as they were read or trained.
+    /// The bytes of the `tokenizer.json`, as they were read or trained; written anew for what was
+    /// made from a vocabulary.
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.inner.bytes.clone()
+        match &self.inner.bytes {
+            Some(bytes) => bytes.clone(),
+            None => self.inner.library.to_string(false).unwrap_or_default().into_bytes(),
+        }
     }
 }
 
@@ -232,6 +314,20 @@ fn hidden_ids(library: &tokenizers::Tokenizer, unk: Option<u32>) -> HashSet<u32>
     let added = library.get_added_tokens_decoder();
     let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
     special.filter(|&id| Some(id) != unk).collect()
+}
+
+/// Names of control tokens by their first byte, longest first, so that the longest match wins.
+fn controls(library: &tokenizers::Tokenizer) -> HashMap<u8, Vec<(String, u32)>> {
+    let mut names: HashMap<u8, Vec<(String, u32)>> = HashMap::new();
+    for (id, token) in library.get_added_tokens_decoder() {
+        if let Some(&first) = token.content.as_bytes().first().filter(|_| token.special) {
+            names.entry(first).or_default().push((token.content.clone(), id));
+        }
+    }
+    for list in names.values_mut() {
+        list.sort_unstable_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.cmp(b)));
+    }
+    names
 }
 
 /// The quick way, where the file says exactly what this crate writes.

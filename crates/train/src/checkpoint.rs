@@ -71,6 +71,11 @@ pub(crate) fn sha256(path: &Path) -> io::Result<String> {
     }
 }
 
+/// The SHA-256 of a text, in hexadecimal.
+pub(crate) fn sha256_of_text(text: &str) -> String {
+    Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect()
+}
+
 /// Writes the checkpoint of `state.step` below a run folder and drops all but the newest two.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ pub use run::{
     CurvePoint, Error, Event, Outcome, RunOptions, State, check, resumable, run, total_steps,
 };
 pub use saved::{
-    CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE, write_count_model,
-    write_counts, write_description, write_weights,
+    CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE, digest_of,
+    write_count_model, write_counts, write_description, write_weights,
 };
 pub use trainer::{StepReport, Trainer};

@@ -28,7 +28,10 @@ pub enum Error {
         source: io::Error,
     },
     /// There is no model.
-    #[error("{path} is not a model: no {CONFIG_FILE} in it; give a run folder of `autoreg train`")]
+    #[error(
+        "{path} is not a model: no {CONFIG_FILE} in it; give a run folder of `autoreg train`, a \
+         .gguf file or a Hugging Face folder"
+    )]
     NoModel {
         /// The folder.
         path: PathBuf,
@@ -116,6 +119,21 @@ impl SavedModel {
         let path = dir.join(WEIGHTS_FILE);
         crate::checkpoint::sha256(&path).map_err(|source| Error::Io { path, source })
     }
+}
+
+/// The SHA-256 of a model in several files: of one file its own, else of all of theirs.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn digest_of(files: &[PathBuf]) -> Result<String, Error> {
+    let sha256 = |path: &PathBuf| {
+        crate::checkpoint::sha256(path).map_err(|source| Error::Io { path: path.clone(), source })
+    };
+    let all = files.iter().map(sha256).collect::<Result<Vec<_>, _>>()?;
+    Ok(match &all[..] {
+        [one] => one.clone(),
+        several => crate::checkpoint::sha256_of_text(&several.join("\n")),
+    })
 }
 
 /// Copies every parameter out of a tensor file.

@@ -44,7 +44,7 @@ Which rule when:
   open text, tamer or wilder                  --temperature below or above 1
   the model as it is (measuring, teaching)    no rule at all: temperature 1")]
 pub struct GenerateArgs {
-    /// A run folder of `autoreg train`
+    /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     #[arg(required_unless_present = "from_logits", conflicts_with = "from_logits")]
     pub model: Option<PathBuf>,
     /// The text to continue; `-` reads standard input; none begins from `<bos>`
@@ -77,6 +77,10 @@ pub struct GenerateArgs {
     /// Cut a prompt that is longer than the context, instead of refusing it
     #[arg(long, value_enum, value_name = "SIDE")]
     pub truncate_prompt: Option<Side>,
+    /// Let names of control tokens in the prompt stand for them, as chat templates write them;
+    /// otherwise they are plain text
+    #[arg(long)]
+    pub control_tokens: bool,
     /// Print the record as JSON: what `autoreg replay` repeats
     #[arg(long)]
     pub json: bool,
@@ -181,8 +185,10 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
         Some(Side::Right) => Truncate::Right,
     };
     let text = text_of(args.prompt.as_deref().unwrap_or_default())?;
-    let prompt = Prompt::encode(&opened.tokenizer, &text, source.context_limit(), truncate)
-        .map_err(engine_error)?;
+    let ids = opened.encode(&text, args.control_tokens);
+    let bos = opened.tokenizer.specials().bos;
+    let prompt =
+        Prompt::from_ids(bos, ids, source.context_limit(), truncate).map_err(engine_error)?;
     if prompt.dropped > 0 {
         term::note(&format!("note: {} tokens of the prompt were dropped", prompt.dropped));
     }
@@ -264,8 +270,8 @@ fn decoding_rules(args: &GenerateArgs, opened: &Opened) -> Result<Rules, CliErro
 }
 
 fn end_tokens(args: &GenerateArgs, opened: &Opened) -> Vec<u32> {
-    let own = opened.tokenizer.specials().eos.filter(|_| !args.ignore_eos);
-    let mut end: Vec<u32> = own.into_iter().chain(args.eos.iter().copied()).collect();
+    let own = opened.ends.iter().filter(|_| !args.ignore_eos);
+    let mut end: Vec<u32> = own.chain(&args.eos).copied().collect();
     end.sort_unstable();
     end.dedup();
     end

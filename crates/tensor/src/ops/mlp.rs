@@ -6,7 +6,10 @@
 
 use super::Linear;
 use crate::{Initial, Layout, Parameters};
-use kernels::{Init, Team, gelu_backward, gelu_forward, swiglu_backward, swiglu_forward};
+use kernels::{
+    Init, Team, geglu_tanh_forward, gelu_backward, gelu_forward, gelu_tanh_forward,
+    swiglu_backward, swiglu_forward,
+};
 
 /// Rows in work at a time.
 pub const MLP_ROWS: usize = 512;
@@ -18,6 +21,17 @@ pub enum MlpKind {
     Gelu,
     /// SiLU of a gate times a second projection.
     SwiGlu,
+    /// GELU of one projection, by its tanh approximation. Inference only.
+    GeluTanh,
+    /// GELU of a gate, by its tanh approximation, times a second projection. Inference only.
+    GegluTanh,
+}
+
+impl MlpKind {
+    /// Whether a second projection is a gate.
+    pub fn is_gated(self) -> bool {
+        matches!(self, MlpKind::SwiGlu | MlpKind::GegluTanh)
+    }
 }
 
 /// Two or three matrices with an activation between.
@@ -56,7 +70,7 @@ impl Mlp {
         let mut linear = |part: &str, shape, initial| {
             Linear::new(layout, packed, &format!("{name}.{part}"), shape, bias, initial)
         };
-        let gate = (kind == MlpKind::SwiGlu).then(|| linear("gate", (inner, width), initial));
+        let gate = kind.is_gated().then(|| linear("gate", (inner, width), initial));
         let up = linear("up", (inner, width), initial);
         let down = linear("down", (width, inner), initial_down);
         Mlp { kind, gate, up, down, width, inner }
@@ -69,7 +83,7 @@ impl Mlp {
 
     /// Values a row that are saved: F, or 2F with a gate.
     pub fn saved_width(kind: MlpKind, inner: usize) -> usize {
-        if kind == MlpKind::SwiGlu { 2 * inner } else { inner }
+        if kind.is_gated() { 2 * inner } else { inner }
     }
 
     fn saved(&self) -> usize {
@@ -108,6 +122,8 @@ impl Mlp {
         match self.kind {
             MlpKind::Gelu => gelu_forward(team, up, act),
             MlpKind::SwiGlu => swiglu_forward(team, up, self.inner, act),
+            MlpKind::GeluTanh => gelu_tanh_forward(team, up, act),
+            MlpKind::GegluTanh => geglu_tanh_forward(team, up, self.inner, act),
         }
     }
 
@@ -146,6 +162,9 @@ impl Mlp {
                     self.down.backward(team, weights, gradients, act, d_y, c, 0, None);
                     self.down.input_gradient(team, weights, d_y, act);
                     swiglu_backward(team, up, f, act, d_up);
+                }
+                MlpKind::GeluTanh | MlpKind::GegluTanh => {
+                    unreachable!("a model with this activation is not trained")
                 }
             }
             let wanted = Some((&mut *d_x, Init::Zero));

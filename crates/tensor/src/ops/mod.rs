@@ -10,4 +10,4 @@ pub use embedding::Embedding;
 pub use linear::Linear;
 pub use mlp::{MLP_ROWS, Mlp, MlpKind, MlpScratch};
 pub use norm::{Norm, NormKind};
-pub use rotary::Rotary;
+pub use rotary::{Rotary, turn, turn_back};

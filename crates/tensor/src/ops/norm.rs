@@ -2,7 +2,8 @@
 
 use crate::{Initial, Layout, ParamId, Parameters};
 use kernels::{
-    NormShape, Team, layer_norm_backward, layer_norm_forward, rms_norm_backward, rms_norm_forward,
+    NormShape, Team, head_norm, layer_norm_backward, layer_norm_forward, rms_norm_backward,
+    rms_norm_forward,
 };
 
 /// Which norm.
@@ -39,6 +40,19 @@ impl Norm {
         let bias = (kind == NormKind::Layer)
             .then(|| layout.add(&format!("{name}.bias"), &[width], Initial::Constant(0.0), false));
         Norm { gain, bias, width, epsilon }
+    }
+
+    /// RMSNorm of each of `heads` heads in place, from column `from` of rows `stride` apart.
+    /// Inference only.
+    pub fn heads_forward(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        x: &mut [f32],
+        stride: usize,
+        (from, heads): (usize, usize),
+    ) {
+        head_norm(team, x, stride, from, heads, weights.get(self.gain), self.epsilon);
     }
 
     fn shape(&self, x: &[f32]) -> NormShape {

@@ -1,0 +1,229 @@
+//! Published files, opened: everything but the weights is read, and the weights can be loaded.
+
+use crate::binding::{Binding, Stored};
+use crate::family::Family;
+use crate::{Error, folder, gguf};
+use formats::{GGUF_MAGIC, TensorStore};
+use models::{Model, ModelConfig, TransformerConfig};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use tensor::ParameterSpec;
+use tokenizer::Tokenizer;
+
+/// Which kind of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A GGUF file.
+    Gguf,
+    /// A Hugging Face folder.
+    Folder,
+}
+
+/// Published files, opened.
+pub struct Checkpoint {
+    /// What was given.
+    pub path: PathBuf,
+    /// Which kind.
+    pub source: Source,
+    /// The family.
+    pub family: &'static Family,
+    /// The numbers.
+    pub config: TransformerConfig,
+    /// The weights: types and raw bytes by name.
+    pub tensors: TensorStore,
+    /// The tokenizer; its `bos` is there where a text begins with it.
+    pub tokenizer: Tokenizer,
+    /// What kind of tokenizer, in the file's words.
+    pub tokenizer_kind: String,
+    /// Every token that ends an answer.
+    pub ends: Vec<u32>,
+    /// The beginning token as the chat template names it, whether texts begin with it or not.
+    pub bos_token: Option<String>,
+    /// The end token as the chat template names it.
+    pub eos_token: Option<String>,
+    /// The chat template.
+    pub chat_template: Option<String>,
+    /// The name that the files give themselves.
+    pub name: Option<String>,
+    /// What is odd but not wrong, a line each.
+    pub notes: Vec<String>,
+}
+
+/// Whether `path` is for [`Checkpoint::open`]: a GGUF file, or a folder whose `config.json` names a
+/// `model_type`. Files of this program are neither.
+pub fn is_published(path: &Path) -> bool {
+    if path.is_file() {
+        return true;
+    }
+    let text = std::fs::read(path.join(folder::CONFIG)).unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    config.get("kind").is_none() && config.get("model_type").is_some()
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file or a Hugging Face folder and checks that every tensor is there with the
+    /// shape that its configuration needs. No weight is read.
+    ///
+    /// # Errors
+    /// What does not hold, in one line.
+    pub fn open(path: &Path) -> Result<Checkpoint, Error> {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        let mut checkpoint = if std::fs::metadata(path).map_err(io)?.is_dir() {
+            folder::open(path)?
+        } else {
+            let mut magic = [0; 4];
+            let read = File::open(path).and_then(|mut f| f.read(&mut magic)).map_err(io)?;
+            if read < 4 || magic != GGUF_MAGIC {
+                let name = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+                if name != "gguf" {
+                    return Err(Error::NotAModel { path: path.to_owned() });
+                }
+            }
+            gguf::open(path)?
+        };
+        checkpoint.check()?;
+        Ok(checkpoint)
+    }
+
+    fn check(&mut self) -> Result<(), Error> {
+        let (tokens, vocab) = (self.tokenizer.vocab_size(), self.config.vocab_size);
+        if tokens > vocab {
+            return Err(Error::Vocabulary { path: self.path.clone(), tokens, vocab });
+        }
+        self.bindings()?;
+        self.compare_heads();
+        Ok(())
+    }
+
+    /// A file may hold a second copy of tied heads: the embedding is used.
+    fn compare_heads(&mut self) {
+        if !self.config.tie_word_embeddings {
+            return;
+        }
+        let tensor = |parameter| {
+            let name = self.family.tensors(self.is_gguf(), parameter).into_iter().next();
+            name.and_then(|(name, _)| self.find(&name)).and_then(|name| self.tensors.get(&name))
+        };
+        if let (Some(head), Some(table)) = (tensor("head.weight"), tensor("tok_emb.weight"))
+            && (head.kind != table.kind || head.bytes != table.bytes)
+        {
+            self.notes.push(
+                "heads are tied by the configuration, but the file holds another output projection: \
+                 the embedding is used"
+                    .to_owned(),
+            );
+        }
+    }
+
+    fn is_gguf(&self) -> bool {
+        self.source == Source::Gguf
+    }
+
+    /// The model's configuration.
+    pub fn model_config(&self) -> ModelConfig {
+        ModelConfig::Transformer(self.config.clone())
+    }
+
+    fn model_error(&self, source: models::Error) -> Error {
+        Error::Model { path: self.path.clone(), source }
+    }
+
+    /// The name under which the file has a tensor: some folders leave the first part away.
+    fn find(&self, name: &str) -> Option<String> {
+        if self.tensors.get(name).is_some() {
+            return Some(name.to_owned());
+        }
+        let (_, rest) = name.split_once('.')?;
+        let short = !self.is_gguf() && self.tensors.get(rest).is_some();
+        short.then(|| rest.to_owned())
+    }
+
+    /// Which tensors make which parameter; every shape is checked.
+    ///
+    /// # Errors
+    /// A tensor that is missing or of another shape, by name; a configuration that makes no network.
+    pub fn bindings(&self) -> Result<Vec<Binding>, Error> {
+        let layout =
+            Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
+        let mut all = Vec::new();
+        for (parameter, spec) in layout.specs().iter().enumerate() {
+            self.bind(parameter, spec, &mut all)?;
+        }
+        Ok(all)
+    }
+
+    fn bind(
+        &self,
+        parameter: usize,
+        spec: &ParameterSpec,
+        all: &mut Vec<Binding>,
+    ) -> Result<(), Error> {
+        let pieces = self.family.tensors(self.is_gguf(), &spec.name);
+        let c = &self.config;
+        let d = c.head_size();
+        // Queries, keys and values stand one below the other.
+        let parts = [c.num_attention_heads * d, c.kv_heads() * d, c.kv_heads() * d];
+        let mut from = 0;
+        for (i, (name, stored)) in pieces.iter().enumerate() {
+            let rows = if pieces.len() == parts.len() { parts[i] } else { spec.shape[0] };
+            let mut expected = spec.shape.clone();
+            expected[0] = rows;
+            if *stored == Stored::Transposed {
+                expected.reverse();
+            }
+            let path = || self.path.clone();
+            let Some(tensor) = self.find(name) else {
+                return Err(Error::MissingTensor { path: path(), name: name.clone() });
+            };
+            let found = self.tensors.get(&tensor);
+            if let Some(found) = found.filter(|found| *found.shape != *expected) {
+                let (name, found) = (tensor, found.describe());
+                return Err(Error::Shape { path: path(), name, found, expected });
+            }
+            let rows = from..from + rows;
+            from = rows.end;
+            all.push(Binding { parameter, rows, tensor, stored: *stored, head_rows: d });
+        }
+        Ok(())
+    }
+
+    /// The model with its weights as floats, read by `threads` threads.
+    ///
+    /// # Errors
+    /// Memory that is not to be had; else as [`Checkpoint::bindings`].
+    pub fn load(&self, threads: usize) -> Result<Model, Error> {
+        let bindings = self.bindings()?;
+        let mut model =
+            Model::new(&self.model_config()).map_err(|source| self.model_error(source))?;
+        let layout = std::sync::Arc::clone(model.layout());
+        let mut rest = model.weights_mut().flat_mut();
+        let mut at = 0;
+        let mut work = Vec::with_capacity(bindings.len());
+        for binding in &bindings {
+            let spec = &layout.specs()[binding.parameter];
+            let width = spec.range.len() / spec.shape[0];
+            let start = spec.range.start + binding.rows.start * width;
+            let (_, tail) = rest.split_at_mut(start - at);
+            let (out, tail) = tail.split_at_mut(binding.rows.len() * width);
+            at = start + out.len();
+            rest = tail;
+            work.push((binding, out));
+        }
+        let work = Mutex::new(work.into_iter());
+        let next = || work.lock().ok().and_then(|mut work| work.next());
+        std::thread::scope(|scope| {
+            for _ in 0..threads.max(1) {
+                scope.spawn(|| {
+                    while let Some((binding, out)) = next() {
+                        if let Some(tensor) = self.tensors.get(&binding.tensor) {
+                            binding.fill(&tensor, out);
+                        }
+                    }
+                });
+            }
+        });
+        Ok(model)
+    }
+}

@@ -1,0 +1,163 @@
+//! The numbers of a model under two names: the GGUF key and the one of `config.json`.
+
+use crate::Error;
+use formats::{KeyError, Metadata, TensorStore};
+use serde_json::Value;
+use std::path::Path;
+
+/// A number's two names: (GGUF key behind the architecture's prefix, key of `config.json`).
+pub(crate) type Pair = (&'static str, &'static str);
+
+/// Where the numbers stand.
+pub(crate) enum Keys<'a> {
+    /// In the head of a GGUF file.
+    Gguf {
+        /// The file.
+        path: &'a Path,
+        /// The architecture's prefix.
+        prefix: &'a str,
+        /// The keys.
+        metadata: &'a Metadata,
+        /// The tensors.
+        tensors: &'a TensorStore,
+    },
+    /// In a `config.json`.
+    Folder {
+        /// The file.
+        path: &'a Path,
+        /// Its value, an object.
+        config: &'a Value,
+        /// Whether heads are tied where the file does not say.
+        tied: bool,
+    },
+}
+
+impl Keys<'_> {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Keys::Gguf { path, .. } | Keys::Folder { path, .. } => path,
+        }
+    }
+
+    /// The name of the one that is in use.
+    pub(crate) fn name(&self, pair: Pair) -> String {
+        match self {
+            Keys::Gguf { prefix, .. } => format!("{prefix}.{}", pair.0),
+            Keys::Folder { .. } => pair.1.to_owned(),
+        }
+    }
+
+    fn typed<T>(&self, result: Result<T, KeyError>) -> Result<T, Error> {
+        result.map_err(|e| self.wrong(e.key, e.found, e.expected))
+    }
+
+    /// The error of a value that cannot be used.
+    pub(crate) fn wrong(
+        &self,
+        key: String,
+        found: impl ToString,
+        expected: impl ToString,
+    ) -> Error {
+        let (found, expected) = (found.to_string(), expected.to_string());
+        Error::Key { path: self.path().to_owned(), key, found, expected }
+    }
+
+    /// The value in `config.json`; none for a GGUF file, `null` is none.
+    pub(crate) fn json(&self, key: &str) -> Option<&Value> {
+        match self {
+            Keys::Folder { config, .. } => config.get(key).filter(|v| !v.is_null()),
+            Keys::Gguf { .. } => None,
+        }
+    }
+
+    pub(crate) fn size(&self, pair: Pair) -> Result<Option<usize>, Error> {
+        let key = self.name(pair);
+        if let Keys::Gguf { metadata, .. } = self {
+            return self.typed(metadata.size(&key));
+        }
+        let Some(value) = self.json(pair.1) else { return Ok(None) };
+        match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+            Some(n) => Ok(Some(n)),
+            None => Err(self.wrong(key, value, "a size")),
+        }
+    }
+
+    pub(crate) fn number(&self, pair: Pair) -> Result<Option<f64>, Error> {
+        let key = self.name(pair);
+        if let Keys::Gguf { metadata, .. } = self {
+            return self.typed(metadata.number(&key));
+        }
+        let Some(value) = self.json(pair.1) else { return Ok(None) };
+        match value.as_f64() {
+            Some(x) => Ok(Some(x)),
+            None => Err(self.wrong(key, value, "a number")),
+        }
+    }
+
+    /// A text of a GGUF file.
+    pub(crate) fn gguf_text(&self, key: &str) -> Result<Option<&str>, Error> {
+        match self {
+            Keys::Gguf { prefix, metadata, .. } => {
+                self.typed(metadata.text(&format!("{prefix}.{key}")))
+            }
+            Keys::Folder { .. } => Ok(None),
+        }
+    }
+
+    /// A truth value of `config.json`.
+    pub(crate) fn flag(&self, key: &'static str) -> Result<Option<bool>, Error> {
+        let Some(value) = self.json(key) else { return Ok(None) };
+        match value.as_bool() {
+            Some(flag) => Ok(Some(flag)),
+            None => Err(self.wrong(key.to_owned(), value, "true or false")),
+        }
+    }
+
+    pub(crate) fn need_size(&self, pair: Pair) -> Result<usize, Error> {
+        self.size(pair)?.ok_or_else(|| self.missing(pair))
+    }
+
+    pub(crate) fn need_number(&self, pair: Pair) -> Result<f64, Error> {
+        self.number(pair)?.ok_or_else(|| self.missing(pair))
+    }
+
+    pub(crate) fn missing(&self, pair: Pair) -> Error {
+        Error::MissingKey { path: self.path().to_owned(), key: self.name(pair) }
+    }
+
+    /// Refuses a feature that is on: the key is there and not one of `known`.
+    pub(crate) fn only(&self, pair: Pair, known: &[&str]) -> Result<(), Error> {
+        let found = match self {
+            Keys::Gguf { metadata, .. } => {
+                let value = metadata.get(&self.name(pair));
+                value.map(|v| v.describe().trim_matches('"').to_owned())
+            }
+            Keys::Folder { .. } => {
+                let value = self.json(pair.1);
+                value.map(|v| v.as_str().map_or_else(|| v.to_string(), str::to_owned))
+            }
+        };
+        match found.filter(|found| !known.contains(&found.as_str())) {
+            Some(found) => Err(self.wrong(self.name(pair), found, known.join(" or "))),
+            None => Ok(()),
+        }
+    }
+
+    /// V: rows of the token table in a GGUF file, `vocab_size` in `config.json`.
+    pub(crate) fn vocab(&self) -> Result<usize, Error> {
+        let Keys::Gguf { tensors, path, .. } = self else {
+            return self.need_size(("vocab_size", "vocab_size"));
+        };
+        let table = tensors.get("token_embd.weight").and_then(|t| t.shape.first().copied());
+        let name = || "token_embd.weight".to_owned();
+        table.ok_or_else(|| Error::MissingTensor { path: path.to_path_buf(), name: name() })
+    }
+
+    /// Whether the output projection is the token embedding: a GGUF file then lacks the other.
+    pub(crate) fn tied(&self) -> Result<bool, Error> {
+        match self {
+            Keys::Gguf { tensors, .. } => Ok(tensors.get("output.weight").is_none()),
+            Keys::Folder { tied, .. } => Ok(self.flag("tie_word_embeddings")?.unwrap_or(*tied)),
+        }
+    }
+}

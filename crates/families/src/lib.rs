@@ -1,0 +1,29 @@
+//! Published models: from a GGUF file or a Hugging Face folder to a model and its tokenizer.
+//!
+//! A family is what departs from the textbook: one file that lists it, one line in [`ALL`]. The
+//! network itself is `models`' one transformer. A [`Checkpoint`] is opened without reading a weight;
+//! [`Checkpoint::bindings`] says which tensors (types and raw bytes as the file has them) make which
+//! parameter, and [`Checkpoint::load`] fills a model with their values as floats.
+
+mod binding;
+mod checkpoint;
+mod error;
+mod family;
+mod folder;
+mod gemma3;
+mod gguf;
+mod gpt2;
+mod keys;
+mod llama;
+mod qwen2;
+mod qwen3;
+mod rope;
+
+pub use binding::{Binding, Stored};
+pub use checkpoint::{Checkpoint, Source, is_published};
+pub use error::Error;
+pub use family::Family;
+
+/// Every family.
+pub const ALL: [&Family; 5] =
+    [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gemma3::FAMILY, &gpt2::FAMILY];

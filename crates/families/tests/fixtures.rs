@@ -1,0 +1,178 @@
+//! Small random models of every family against the logits of Hugging Face transformers.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use families::{Checkpoint, Error};
+use formats::{TensorRef, Values, dequantise, open_shards, write_tensors};
+use kernels::Team;
+use models::{Batch, Cache, Model, Runner, Workload};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const FIXTURES: [&str; 9] =
+    ["llama", "llama3", "linear", "yarn", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The logits after every token, read in pieces of these lengths through a cache.
+fn logits(model: &Model, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
+    let team = Arc::new(Team::new(2));
+    let workload =
+        Workload { rows: ids.len(), sequences: 1, longest: ids.len(), threads: 2, training: false };
+    let mut runner = Runner::new(model, workload, &team).unwrap();
+    let mut caches = [Cache::new(model, ids.len()).unwrap()];
+    let (mut all, mut past) = (Vec::new(), 0);
+    for &len in pieces {
+        let mut batch = Batch::default();
+        batch.push_inputs(&ids[past..past + len], past, 0);
+        let mut out = vec![0.0; len * model.config().vocab_size()];
+        let rows: Vec<usize> = (0..len).collect();
+        runner.logits(model, &batch, &mut caches, &rows, &mut out);
+        all.extend(out);
+        past += len;
+    }
+    all
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in FIXTURES {
+        let folder = fixture(name);
+        let expected = json(&folder.join("expected.json"));
+        let checkpoint = Checkpoint::open(&folder).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(checkpoint.notes, Vec::<String>::new(), "{name}");
+        let model = checkpoint.load(2).unwrap();
+        assert_eq!(model.layout().count() as u64, expected["parameters"], "{name}: parameters");
+        let list = |v: &Value| v.as_array().unwrap().clone();
+        let ids: Vec<u32> =
+            list(&expected["ids"]).iter().map(|v| v.as_u64().unwrap() as u32).collect();
+        let vocab = model.config().vocab_size();
+        let found = logits(&model, &ids, &[ids.len()]);
+        for (place, row) in list(&expected["places"]).iter().zip(list(&expected["logits"])) {
+            let place = place.as_u64().unwrap() as usize;
+            let right: Vec<f64> = list(&row).iter().map(|v| v.as_f64().unwrap()).collect();
+            let largest = right.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+            for (v, (a, b)) in found[place * vocab..].iter().zip(&right).enumerate() {
+                let off = (f64::from(*a) - b).abs() / largest;
+                assert!(off < 1e-4, "{name}, place {place}, entry {v}: {a} is not {b}");
+            }
+        }
+        let bits = |pieces: &[usize]| -> Vec<u32> {
+            logits(&model, &ids, pieces).iter().map(|v| v.to_bits()).collect()
+        };
+        let whole: Vec<u32> = found.iter().map(|v| v.to_bits()).collect();
+        assert_eq!(whole, bits(&[1; 70]), "{name}: step by step");
+        assert_eq!(whole, bits(&[7, 1, 40, 22]), "{name}: in chunks");
+    }
+}
+
+#[test]
+fn what_begins_and_ends_a_text_comes_from_the_files() {
+    let llama = Checkpoint::open(&fixture("llama")).unwrap();
+    let specials = llama.tokenizer.specials();
+    assert_eq!((specials.bos, specials.eos, specials.pad), (Some(256), Some(257), Some(258)));
+    assert_eq!(llama.ends, [257, 259]);
+    assert_eq!(llama.bos_token.as_deref(), Some("<|begin|>"));
+    assert!(llama.chat_template.unwrap().contains("<|user|>"));
+    let qwen = Checkpoint::open(&fixture("qwen2")).unwrap();
+    assert_eq!((qwen.tokenizer.specials().bos, &qwen.ends[..]), (None, &[257][..]));
+    assert_eq!(qwen.tokenizer.encode_with_controls("<|user|>a<|end|>"), [259, 64, 257]);
+    assert!(!qwen.tokenizer.encode("<|user|>a").contains(&259));
+}
+
+/// A copy of a fixture with some keys of `config.json` changed and some tensors left out.
+fn changed(name: &str, keys: &[(&str, Value)], without: &[&str]) -> tempfile::TempDir {
+    let (from, to) = (fixture(name), tempfile::tempdir().unwrap());
+    let mut config = json(&from.join("config.json"));
+    for (key, value) in keys {
+        config[*key] = value.clone();
+    }
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(from.join("tokenizer.json"), to.path().join("tokenizer.json")).unwrap();
+    let store = open_shards(&from).unwrap();
+    let values: Vec<(String, Vec<usize>, Vec<f32>)> = store
+        .names()
+        .filter(|name| !without.contains(name))
+        .map(|name| {
+            let tensor = store.get(name).unwrap();
+            let mut out = vec![0.0; tensor.len()];
+            dequantise(tensor.kind, tensor.bytes, &mut out);
+            (name.to_owned(), tensor.shape.to_vec(), out)
+        })
+        .collect();
+    let tensors: Vec<TensorRef<'_>> = values
+        .iter()
+        .map(|(name, shape, values)| TensorRef {
+            name: name.clone(),
+            shape: shape.clone(),
+            values: Values::F32(values),
+        })
+        .collect();
+    write_tensors(&to.path().join("model.safetensors"), &tensors, HashMap::new()).unwrap();
+    to
+}
+
+fn refused(name: &str, keys: &[(&str, Value)], without: &[&str], facts: &[&str]) {
+    let folder = changed(name, keys, without);
+    let error = Checkpoint::open(folder.path()).err().unwrap().to_string();
+    for fact in facts {
+        assert!(error.contains(fact), "{fact:?} is not in: {error}");
+    }
+    assert!(!error.contains('\n'), "{error}");
+}
+
+#[test]
+fn heads_are_tied_or_not_as_the_files_say() {
+    let tied = ("tie_word_embeddings", Value::Bool(true));
+    let off_present = Checkpoint::open(&fixture("llama")).unwrap();
+    let ids = [1, 2, 3, 4, 5];
+    let own = logits(&off_present.load(1).unwrap(), &ids, &[5]);
+    let with_both = changed("llama", std::slice::from_ref(&tied), &[]);
+    let on_present = Checkpoint::open(with_both.path()).unwrap();
+    assert!(on_present.notes[0].contains("the embedding is used"));
+    let without = changed("llama", &[tied], &["lm_head.weight"]);
+    let on_absent = Checkpoint::open(without.path()).unwrap();
+    assert!(on_absent.notes.is_empty());
+    let by_embedding = logits(&on_present.load(1).unwrap(), &ids, &[5]);
+    assert_eq!(by_embedding, logits(&on_absent.load(1).unwrap(), &ids, &[5]));
+    assert_ne!(by_embedding, own);
+    refused("llama", &[], &["lm_head.weight"], &["lm_head.weight", "missing"]);
+}
+
+#[test]
+fn what_cannot_be_run_is_named() {
+    let text = |t: &str| Value::String(t.to_owned());
+    refused("llama", &[("model_type", text("mamba"))], &[], &["mamba", "qwen3"]);
+    refused("llama", &[("hidden_act", text("relu"))], &[], &["hidden_act", "relu", "silu"]);
+    refused("llama", &[("hidden_size", 25.into())], &[], &["embed_tokens", "[262, 25]"]);
+    refused("llama", &[("hidden_size", "many".into())], &[], &["hidden_size", "many", "a size"]);
+    refused("llama", &[("intermediate_size", 41.into())], &[], &["gate_proj", "[41, 24]"]);
+    refused("llama", &[("vocab_size", 100.into())], &[], &["260 tokens", "100 rows"]);
+    refused("llama", &[("num_hidden_layers", 3.into())], &[], &["model.layers.2", "missing"]);
+    refused("llama", &[("num_hidden_layers", Value::Null)], &[], &["num_hidden_layers"]);
+    refused("llama", &[("num_hidden_layers", 1_000_000_000.into())], &[], &["num_hidden_layers"]);
+    refused("llama", &[("rms_norm_eps", Value::Null)], &[], &["rms_norm_eps", "missing"]);
+    refused("llama", &[("attention_bias", true.into())], &[], &["attention_bias"]);
+    let rope = serde_json::json!({"rope_type": "longrope", "factor": 2.0});
+    refused("llama", &[("rope_parameters", rope)], &[], &["longrope", "yarn"]);
+    refused(
+        "qwen3",
+        &[],
+        &["model.layers.1.self_attn.k_norm.weight"],
+        &["layers.1.self_attn.k_norm"],
+    );
+    let empty = tempfile::tempdir().unwrap();
+    let error = Checkpoint::open(empty.path()).err().unwrap();
+    assert!(matches!(error, Error::NoFile { name: "config.json", .. }), "{error}");
+    let no_words = changed("llama", &[], &[]);
+    std::fs::remove_file(no_words.path().join("tokenizer.json")).unwrap();
+    let error = Checkpoint::open(no_words.path()).err().unwrap().to_string();
+    assert!(error.contains("tokenizer.json"), "{error}");
+}

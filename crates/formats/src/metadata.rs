@@ -1,0 +1,147 @@
+//! The keys and values at the head of a GGUF file.
+
+use std::collections::HashMap;
+
+/// A value of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MetaValue {
+    /// A truth value.
+    Bool(bool),
+    /// A whole number of any width.
+    Whole(i128),
+    /// A float of either width.
+    Float(f64),
+    /// A text.
+    Text(String),
+    /// Truth values.
+    Bools(Vec<bool>),
+    /// Whole numbers.
+    Wholes(Vec<i64>),
+    /// Floats.
+    Floats(Vec<f32>),
+    /// Texts.
+    Texts(Vec<String>),
+}
+
+impl MetaValue {
+    /// What it is, for messages.
+    pub fn describe(&self) -> String {
+        match self {
+            MetaValue::Bool(b) => b.to_string(),
+            MetaValue::Whole(n) => n.to_string(),
+            MetaValue::Float(x) => x.to_string(),
+            MetaValue::Text(t) => format!("{:?}", t.chars().take(60).collect::<String>()),
+            MetaValue::Bools(v) => format!("{} truth values", v.len()),
+            MetaValue::Wholes(v) => format!("{} whole numbers", v.len()),
+            MetaValue::Floats(v) => format!("{} floats", v.len()),
+            MetaValue::Texts(v) => format!("{} texts", v.len()),
+        }
+    }
+}
+
+/// Keys with their values.
+#[derive(Clone, Debug, Default)]
+pub struct Metadata {
+    pub(crate) values: HashMap<String, MetaValue>,
+}
+
+/// A key whose value is not of the type it must be.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("key {key} is {found}, expected {expected}")]
+pub struct KeyError {
+    /// The key.
+    pub key: String,
+    /// Its value.
+    pub found: String,
+    /// What it must be.
+    pub expected: &'static str,
+}
+
+macro_rules! typed {
+    ($(#[$doc:meta])* $name:ident, $type:ty, $expected:literal, $pattern:pat => $value:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// When the key is there with a value of another type.
+        pub fn $name(&self, key: &str) -> Result<Option<$type>, KeyError> {
+            match self.values.get(key) {
+                None => Ok(None),
+                Some($pattern) => Ok($value),
+                Some(other) => Err(KeyError {
+                    key: key.to_owned(),
+                    found: other.describe(),
+                    expected: $expected,
+                }),
+            }
+        }
+    };
+}
+
+impl Metadata {
+    /// A value of any type.
+    pub fn get(&self, key: &str) -> Option<&MetaValue> {
+        self.values.get(key)
+    }
+
+    /// The keys in alphabetical order.
+    pub fn keys(&self) -> Vec<&str> {
+        let mut keys: Vec<&str> = self.values.keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    typed!(
+        /// A text.
+        text, &str, "a text", MetaValue::Text(t) => Some(t)
+    );
+    typed!(
+        /// A truth value.
+        bool, bool, "a truth value", MetaValue::Bool(b) => Some(*b)
+    );
+    typed!(
+        /// Texts.
+        texts, &[String], "texts", MetaValue::Texts(v) => Some(v)
+    );
+    typed!(
+        /// Floats.
+        floats, &[f32], "floats", MetaValue::Floats(v) => Some(v)
+    );
+    typed!(
+        /// Whole numbers.
+        wholes, &[i64], "whole numbers", MetaValue::Wholes(v) => Some(v)
+    );
+    typed!(
+        /// Truth values.
+        bools, &[bool], "truth values", MetaValue::Bools(v) => Some(v)
+    );
+
+    /// A size: a whole number from 0 to the largest of this machine.
+    ///
+    /// # Errors
+    /// When the value is none.
+    pub fn size(&self, key: &str) -> Result<Option<usize>, KeyError> {
+        let Some(value) = self.values.get(key) else { return Ok(None) };
+        let size = match value {
+            MetaValue::Whole(n) => usize::try_from(*n).ok(),
+            _ => None,
+        };
+        let found = || value.describe();
+        let fail = || KeyError { key: key.to_owned(), found: found(), expected: "a size" };
+        size.map(Some).ok_or_else(fail)
+    }
+
+    /// A number; whole ones count.
+    ///
+    /// # Errors
+    /// When the value is none.
+    pub fn number(&self, key: &str) -> Result<Option<f64>, KeyError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(MetaValue::Float(x)) => Ok(Some(*x)),
+            Some(MetaValue::Whole(n)) => Ok(Some(*n as f64)),
+            Some(other) => {
+                Err(KeyError { key: key.to_owned(), found: other.describe(), expected: "a number" })
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! A vocabulary as GGUF files carry it, turned into the library's object.
+//!
+//! Two kinds: byte-level BPE with merges and a named way of cutting text first ("gpt2"), and
+//! SentencePiece BPE, whose merges follow from the scores of its pieces ("llama"). What is not known
+//! by name is refused: a text cut another way gives other ids without any error.
+
+use crate::tokenizer::{Parts, Quick, hex};
+use crate::{Error, Specials, Tokenizer};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence as Normalizers};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
+
+/// The mark that stands for a space in SentencePiece vocabularies.
+const MARK: &str = "▁";
+/// Words as Llama 3 cuts them: numbers in groups of at most three.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The same with one digit a piece.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words by upper and lower case, as Mistral's newer vocabularies cut them.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How text is cut before byte-level BPE looks at it.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// GPT-2's pattern.
+    Gpt2,
+    /// Single digits, then GPT-2's pattern.
+    DigitsGpt2,
+    /// A pattern of its own.
+    Pattern(&'static str),
+}
+
+/// Names of ways to cut, and whether a piece that is a token stays whole whatever the merges say.
+const CUTS: [(&str, Cut, bool); 13] = [
+    ("gpt-2", Cut::Gpt2, false),
+    ("default", Cut::Gpt2, false),
+    ("smollm", Cut::DigitsGpt2, false),
+    ("starcoder", Cut::DigitsGpt2, false),
+    ("refact", Cut::DigitsGpt2, false),
+    ("command-r", Cut::DigitsGpt2, false),
+    ("llama-bpe", Cut::Pattern(LLAMA3), true),
+    ("llama3", Cut::Pattern(LLAMA3), true),
+    ("dbrx", Cut::Pattern(LLAMA3), false),
+    ("smaug-bpe", Cut::Pattern(LLAMA3), false),
+    ("qwen2", Cut::Pattern(QWEN2), false),
+    ("deepseek-r1-qwen", Cut::Pattern(QWEN2), false),
+    ("tekken", Cut::Pattern(TEKKEN), true),
+];
+
+/// A vocabulary in a GGUF file's words.
+#[derive(Clone, Copy, Debug)]
+pub struct Vocabulary<'a> {
+    /// `tokenizer.ggml.model`: "gpt2" or "llama".
+    pub model: &'a str,
+    /// `tokenizer.ggml.pre`: how text is cut first ("gpt2" kind).
+    pub pre: &'a str,
+    /// The tokens by id.
+    pub tokens: &'a [String],
+    /// A score a token ("llama" kind).
+    pub scores: &'a [f32],
+    /// A type a token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; all normal
+    /// when there are none.
+    pub types: &'a [i64],
+    /// Pairs in the order of their rank ("gpt2" kind).
+    pub merges: &'a [String],
+    /// Ids with a meaning of their own; `bos` where a text begins with it.
+    pub specials: Specials,
+    /// Whether a text gets a space in front ("llama" kind).
+    pub space_prefix: bool,
+}
+
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+impl Vocabulary<'_> {
+    fn kind(&self, id: usize) -> i64 {
+        self.types.get(id).copied().unwrap_or(1)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let n = self.tokens.len();
+        for (key, len) in [("scores", self.scores.len()), ("token_type", self.types.len())] {
+            if len != 0 && len != n {
+                let what = format!("`tokenizer.ggml.{key}` has {len} entries for {n} tokens");
+                return Err(Error::Vocabulary { what });
+            }
+        }
+        let named = [self.specials.bos, self.specials.eos, self.specials.pad, self.specials.unk];
+        match named.into_iter().flatten().find(|&id| id as usize >= n) {
+            Some(id) => {
+                Err(Error::Vocabulary { what: format!("special token {id} of {n} tokens") })
+            }
+            None if n == 0 => Err(missing("tokens", self.model)),
+            None => Ok(()),
+        }
+    }
+
+    fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |text: &str| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        add(self.model);
+        add(self.pre);
+        self.tokens.iter().chain(self.merges).for_each(|text| add(text));
+        self.scores.iter().for_each(|s| hash.update(s.to_le_bytes()));
+        self.types.iter().for_each(|t| hash.update(t.to_le_bytes()));
+        hash.update([u8::from(self.space_prefix), u8::from(self.specials.bos.is_some())]);
+        hex(&hash.finalize())
+    }
+}
+
+fn missing(key: &str, model: &str) -> Error {
+    Error::Vocabulary {
+        what: format!("key `tokenizer.ggml.{key}` is missing (a `{model}` vocabulary)"),
+    }
+}
+
+fn library_error(error: tokenizers::Error) -> Error {
+    Error::Vocabulary { what: error.to_string() }
+}
+
+impl Tokenizer {
+    /// The tokenizer that a GGUF file's vocabulary describes.
+    ///
+    /// # Errors
+    /// [`Error::Vocabulary`] names the key that is missing or does not fit, or the kind that is not
+    /// known.
+    pub fn from_vocabulary(vocabulary: &Vocabulary<'_>) -> Result<Self, Error> {
+        vocabulary.check()?;
+        let (mut library, decoder) = match vocabulary.model {
+            "gpt2" => (byte_level(vocabulary)?, byte_decoder()),
+            "llama" => (pieces(vocabulary)?, pieces_decoder(vocabulary)),
+            other => {
+                let what = format!("`tokenizer.ggml.model` is `{other}`, expected gpt2 or llama");
+                return Err(Error::Vocabulary { what });
+            }
+        };
+        let decode = serde_json::from_value::<tokenizers::DecoderWrapper>(decoder.clone())
+            .map_err(|e| Error::Vocabulary { what: e.to_string() })?;
+        library.with_decoder(Some(decode));
+        let added = |kind: i64| {
+            let ids = (0..vocabulary.tokens.len()).filter(move |&id| vocabulary.kind(id) == kind);
+            ids.map(move |id| {
+                let token = AddedToken::from(vocabulary.tokens[id].clone(), kind == CONTROL);
+                token.normalized(false)
+            })
+        };
+        library.add_special_tokens(added(CONTROL)).map_err(library_error)?;
+        library.add_tokens(added(USER_DEFINED)).map_err(library_error)?;
+        library.set_encode_special_tokens(true);
+        Ok(Self::from_parts(Parts {
+            library,
+            quick: Quick::No,
+            decoder: &decoder,
+            specials: vocabulary.specials,
+            tokens: vocabulary.tokens.iter().map(|t| Some(t.clone())).collect(),
+            bytes: None,
+            sha256: vocabulary.digest(),
+        })?)
+    }
+}
+
+fn ids(tokens: &[String]) -> HashMap<String, u32> {
+    (0..).zip(tokens).map(|(id, token)| (token.clone(), id)).collect()
+}
+
+fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
+    let Some(&(name, cut, whole)) = CUTS.iter().find(|(name, ..)| *name == vocabulary.pre) else {
+        let known: Vec<&str> = CUTS.iter().map(|(name, ..)| *name).collect();
+        let what =
+            format!("`tokenizer.ggml.pre` is `{}`; known are {}", vocabulary.pre, known.join(", "));
+        return Err(Error::Vocabulary { what });
+    };
+    if vocabulary.merges.is_empty() {
+        return Err(missing("merges", vocabulary.model));
+    }
+    let merges = vocabulary.merges.iter().map(|pair| {
+        // A token may begin with a space only as its byte-level sign, so this one parts the two.
+        let halves = pair.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned()));
+        halves.ok_or_else(|| Error::Vocabulary { what: format!("merge {pair:?} is no pair") })
+    });
+    let merges = merges.collect::<Result<Vec<_>, _>>()?;
+    let bpe = BPE::builder()
+        .vocab_and_merges(
+            ids(vocabulary.tokens).into_iter().collect::<tokenizers::models::bpe::Vocab>(),
+            merges,
+        )
+        .ignore_merges(whole)
+        .build()
+        .map_err(library_error)?;
+    let mut library = tokenizers::Tokenizer::new(bpe);
+    let bytes = |regex| PreTokenizerWrapper::from(ByteLevel::new(false, true, regex));
+    let split = match cut {
+        Cut::Gpt2 => bytes(true),
+        Cut::DigitsGpt2 => Sequence::new(vec![Digits::new(true).into(), bytes(true)]).into(),
+        Cut::Pattern(pattern) => {
+            let pattern = SplitPattern::Regex(pattern.to_owned());
+            let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
+            Sequence::new(vec![split.map_err(library_error)?.into(), bytes(false)]).into()
+        }
+    };
+    library.with_pre_tokenizer(Some(split));
+    if name.contains("qwen") {
+        library.with_normalizer(Some(NFC)).map_err(library_error)?;
+    }
+    Ok(library)
+}
+
+fn pieces(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
+    if vocabulary.scores.is_empty() {
+        return Err(missing("scores", vocabulary.model));
+    }
+    let unknown = vocabulary.specials.unk.and_then(|id| vocabulary.tokens.get(id as usize));
+    let mut builder = BPE::builder()
+        .vocab_and_merges(
+            ids(vocabulary.tokens).into_iter().collect::<tokenizers::models::bpe::Vocab>(),
+            merges_by_score(vocabulary),
+        )
+        .byte_fallback(true)
+        .fuse_unk(true);
+    if let Some(unknown) = unknown {
+        builder = builder.unk_token(unknown.clone());
+    }
+    let mut library = tokenizers::Tokenizer::new(builder.build().map_err(library_error)?);
+    let marks = NormalizerWrapper::from(Replace::new(" ", MARK).map_err(library_error)?);
+    let normalizer = if vocabulary.space_prefix {
+        Normalizers::new(vec![Prepend::new(MARK.to_owned()).into(), marks])
+    } else {
+        Normalizers::new(vec![marks])
+    };
+    library.with_normalizer(Some(normalizer)).map_err(library_error)?;
+    Ok(library)
+}
+
+fn byte_decoder() -> serde_json::Value {
+    serde_json::json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+    })
+}
+
+fn pieces_decoder(vocabulary: &Vocabulary<'_>) -> serde_json::Value {
+    let mut steps = vec![
+        serde_json::json!({"type": "Replace", "pattern": {"String": MARK}, "content": " "}),
+        serde_json::json!({"type": "ByteFallback"}),
+        serde_json::json!({"type": "Fuse"}),
+    ];
+    if vocabulary.space_prefix {
+        steps.push(serde_json::json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    serde_json::json!({"type": "Sequence", "decoders": steps})
+}
+
+/// The pairs that make a piece, the best piece first; of one piece's pairs the one whose parts come
+/// first in the vocabulary. Control and user-defined tokens are made of no parts.
+fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
+    let ordinary = |id: usize| !matches!(vocabulary.kind(id), CONTROL | USER_DEFINED);
+    let places: HashMap<&str, usize> = vocabulary
+        .tokens
+        .iter()
+        .enumerate()
+        .filter(|&(id, _)| ordinary(id))
+        .map(|(id, token)| (token.as_str(), id))
+        .collect();
+    let mut all: Vec<(f32, usize, usize)> = Vec::with_capacity(2 * places.len());
+    for (id, token) in vocabulary.tokens.iter().enumerate().filter(|&(id, _)| ordinary(id)) {
+        let from = all.len();
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&left), Some(&right)) = (places.get(left), places.get(right)) {
+                all.push((vocabulary.scores[id], left, right));
+            }
+        }
+        all[from..].sort_unstable_by_key(|&(_, left, right)| (left, right));
+    }
+    let chars = |id: usize| vocabulary.tokens[id].chars().count();
+    let lengths: Vec<usize> = (0..vocabulary.tokens.len()).map(chars).collect();
+    all.sort_by(|a, b| {
+        let key = |m: &(f32, usize, usize)| (lengths[m.1], lengths[m.2]);
+        b.0.total_cmp(&a.0).then_with(|| key(b).cmp(&key(a)))
+    });
+    let text = |id: usize| vocabulary.tokens[id].clone();
+    all.into_iter().map(|(_, left, right)| (text(left), text(right))).collect()
+}
