@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 Examples:
   autoreg score runs/t1 please
   autoreg score runs/t1 please --check --json
-  autoreg score runs/t1 --jsonl texts.jsonl > scores.jsonl
+  autoreg score runs/t1 --jsonl texts.jsonl
 
 A line of --jsonl is an object with `text`; its other fields come back with the scores:
   {\"id\": 7, \"text\": \"please send the report\"}")]

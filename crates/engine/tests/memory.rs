@@ -1,6 +1,5 @@
 //! What generation will allocate is what it allocates, account by account. One test, because the
 //! books are the process's.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

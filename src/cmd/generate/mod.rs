@@ -32,7 +32,7 @@ Examples:
   autoreg generate runs/t1 please --n 8 --temperature 0.8 --json
   autoreg generate runs/t1 please --explain
   autoreg generate runs/t1 please --beam 4 --length-penalty 0.6
-  autoreg generate runs/t1 'please send' --teacher 'the report today'
+  autoreg generate runs/t1 please --teacher thanks
   autoreg generate --from-logits row.json --top-k 40 --compare-presets
   autoreg generate --from-logits row.json --top-p 0.9 --explain why.html
 
