@@ -48,6 +48,8 @@ enum Command {
     CompareRun(cmd::compare::WorkerArgs),
     /// Continue a prompt, or choose a token from given logits; every rule, explained
     Generate(Box<cmd::generate::GenerateArgs>),
+    /// Talk to a model in the terminal
+    Chat(Box<cmd::chat::ChatArgs>),
     /// Repeat what `generate --json` recorded, to the bit
     Replay(cmd::generate::ReplayArgs),
     /// Score a text token by token: log-probability, rank, perplexity
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Command::CompareDecoding(args) => cmd::compare_decoding::run(&args),
         Command::CompareRun(args) => cmd::compare::run_one(&args),
         Command::Generate(args) => cmd::generate::run(*args),
+        Command::Chat(args) => cmd::chat::run(&args),
         Command::Replay(args) => cmd::generate::replay(&args),
         Command::Score(args) => cmd::score::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),

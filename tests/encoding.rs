@@ -92,10 +92,6 @@ fn check(name: &str) {
         }
         let hash: String =
             Sha256::digest(&lines).iter().take(8).map(|b| format!("{b:02x}")).collect();
-        if let Some(folder) = std::env::var_os("AUTOREG_ENCODINGS") {
-            let path = Path::new(&folder).join(format!("{name}-{i}.txt"));
-            std::fs::write(path, &lines).unwrap();
-        }
         assert_eq!(hash, expected[name][i], "{name}: strings {} to {}", 100 * i, 100 * i + 99);
     }
     for piece in ["a", "_", "日"] {

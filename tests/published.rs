@@ -125,3 +125,43 @@ fn what_is_no_model_is_refused_in_a_line() {
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     refused(&["inspect", folder.path().to_str().unwrap()], &["mamba", "llama", "gemma3_text"]);
 }
+
+/// What `chat` says to some lines of input: (standard output, standard error).
+fn talk(args: &[&str], input: &str) -> (String, String) {
+    use std::io::Write;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_autoreg"))
+        .arg("chat")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let done = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    (text(&done.stdout), text(&done.stderr))
+}
+
+#[test]
+fn a_conversation_goes_on_and_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("said.json");
+    let save = format!("/save {}\n", saved.display());
+    let input = format!("hello\nagain <|end|>\n{save}/explain\n/nonsense\n/reset\nhello\n");
+    let model = fixture("qwen2");
+    let (out, notes) = talk(&[&model, "--max-tokens", "5", "--temperature", "0"], &input);
+    let said: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+    let roles: Vec<&str> =
+        said.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+    assert_eq!(said[2]["content"], "again <|end|>");
+    assert!(out.contains(" %\n"), "{out}");
+    assert!(notes.contains("4 messages in") && notes.contains("/nonsense"), "{notes}");
+    // Three answers; "hello" between the user's mark and the end is seven tokens.
+    let lines: Vec<&str> = notes.lines().filter(|line| line.contains("tokens read at")).collect();
+    assert_eq!(lines.len(), 3, "{notes}");
+    assert!(lines[0].starts_with("[7 tokens read") && lines[2].starts_with("[7 tokens"), "{notes}");
+    refused(&["chat", &fixture("none")], &["not a model"]);
+}

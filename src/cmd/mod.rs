@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod bench;
+pub mod chat;
 pub mod compare;
 pub mod compare_decoding;
 pub mod data;

@@ -28,8 +28,21 @@ pub struct Opened {
     pub tokenizer: Tokenizer,
     /// The tokens that end a text.
     pub ends: Vec<u32>,
+    /// How conversations are written, where the files say so.
+    pub template: Option<Template>,
     /// The files of a published model's weights.
     files: Vec<PathBuf>,
+}
+
+/// A chat template and the tokens that it may name.
+#[derive(Debug, Clone)]
+pub struct Template {
+    /// The template.
+    pub source: String,
+    /// What begins a text.
+    pub bos_token: String,
+    /// What ends one.
+    pub eos_token: String,
 }
 
 impl Opened {
@@ -42,7 +55,8 @@ impl Opened {
         let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
         let tokenizer = tokenizer.map_err(CliError::input)?;
         let ends = tokenizer.specials().eos.into_iter().collect();
-        Ok(Self { dir: dir.to_owned(), saved, tokenizer, ends, files: Vec::new() })
+        let dir = dir.to_owned();
+        Ok(Self { dir, saved, tokenizer, ends, template: None, files: Vec::new() })
     }
 
     fn published(path: &Path) -> Result<Self, CliError> {
@@ -57,6 +71,11 @@ impl Opened {
         Ok(Self {
             dir: path.to_owned(),
             saved: SavedModel::Network(Box::new(model)),
+            template: checkpoint.chat_template.map(|source| Template {
+                source,
+                bos_token: checkpoint.bos_token.unwrap_or_default(),
+                eos_token: checkpoint.eos_token.unwrap_or_default(),
+            }),
             tokenizer: checkpoint.tokenizer,
             ends: checkpoint.ends,
             files,

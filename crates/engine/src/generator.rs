@@ -4,6 +4,7 @@ use crate::progress::Progress;
 use crate::{Error, Finish, Room, Sequence, Source};
 use decoding::{Choice, Rules, Scratch};
 use ledger::{Account, Buffer, Plan, Spec};
+use std::ops::ControlFlow;
 use tokenizer::Tokenizer;
 
 /// What is asked for. It never changes.
@@ -82,6 +83,22 @@ impl<'a, S: Source> Generator<'a, S> {
         request: &Request,
         observe: &mut dyn FnMut(&Event<'_>),
     ) -> Result<Vec<Sequence>, Error> {
+        self.run_while(request, &mut |event| {
+            observe(event);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// As [`Generator::run`], until `observe` breaks off: sequences under way then end as
+    /// [`Finish::Cancelled`] with what they have.
+    ///
+    /// # Errors
+    /// As [`Generator::run`].
+    pub fn run_while(
+        &mut self,
+        request: &Request,
+        observe: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
+    ) -> Result<Vec<Sequence>, Error> {
         let limit = self.source.context_limit();
         self.check(request, limit)?;
         let index = |i: usize| request.first_sequence.wrapping_add(i as u64);
@@ -93,7 +110,10 @@ impl<'a, S: Source> Generator<'a, S> {
             let mut logits = self.begin(request)?;
             let mut scratch = Scratch::new();
             while !live.is_empty() {
-                self.choose(request, &mut live, &logits, &mut scratch, observe)?;
+                let go_on = self.choose(request, &mut live, &logits, &mut scratch, observe)?;
+                if go_on.is_break() {
+                    live.iter_mut().for_each(|sequence| sequence.cancel());
+                }
                 self.step(&mut live, &mut logits)?;
             }
         }
@@ -135,14 +155,14 @@ impl<'a, S: Source> Generator<'a, S> {
         live: &mut [&mut Progress],
         logits: &[f32],
         scratch: &mut Scratch,
-        observe: &mut dyn FnMut(&Event<'_>),
-    ) -> Result<(), Error> {
+        observe: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, Error> {
         let rows = logits.chunks_exact(self.source.vocab_size());
         for (sequence, logits) in live.iter_mut().zip(rows) {
             let limit = self.source.context_limit();
             let (choice, text) = sequence.advance(request, limit, logits, scratch)?;
             let step = sequence.ids().len() - 1;
-            observe(&Event {
+            let go_on = observe(&Event {
                 sequence: sequence.index(),
                 step: step as u64,
                 logits,
@@ -151,8 +171,11 @@ impl<'a, S: Source> Generator<'a, S> {
                 text: &text,
                 finish: sequence.finish(),
             });
+            if go_on.is_break() {
+                return Ok(go_on);
+            }
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Drops the sequences that ended and extends the others by their last token.

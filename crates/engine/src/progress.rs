@@ -18,6 +18,8 @@ pub enum Finish {
     Context,
     /// A stop string came.
     Stop,
+    /// Whoever watched wanted no more.
+    Cancelled,
 }
 
 impl Finish {
@@ -29,6 +31,7 @@ impl Finish {
             Self::Length => "length",
             Self::Context => "context",
             Self::Stop => "stop",
+            Self::Cancelled => "cancelled",
         }
     }
 }
@@ -145,6 +148,14 @@ impl Progress {
             shown += &self.last_text();
         }
         shown
+    }
+
+    /// Ends a sequence that is still under way.
+    pub fn cancel(&mut self) {
+        if self.is_live() {
+            self.finish = Some(Finish::Cancelled);
+            self.last_text();
+        }
     }
 
     fn show(&mut self, piece: &str) -> String {

@@ -278,3 +278,39 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn whoever_watches_may_break_off() {
+    let texts: Vec<String> = (0..64).map(|i| format!("t{i}")).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let tokenizer = tokenizer(&texts);
+    let source = Scripted {
+        script: vec![1, 2, 3, 4, 5, 6],
+        vocabulary: 64,
+        limit: None,
+        sequences: 0,
+        read: 0,
+        prompt: 0,
+    };
+    let request = Request {
+        prompt: vec![7],
+        rules: Rules::default(),
+        seed: 0,
+        first_sequence: 0,
+        sequences: 1,
+        max_tokens: 6,
+        end: Vec::new(),
+        stops: Vec::new(),
+    };
+    let done = Generator::new(source, &tokenizer)
+        .run_while(&request, &mut |event| {
+            if event.step == 1 {
+                std::ops::ControlFlow::Break(())
+            } else {
+                std::ops::ControlFlow::Continue(())
+            }
+        })
+        .unwrap();
+    assert_eq!((done[0].finish, done[0].tokens.len()), (Finish::Cancelled, 2));
+    assert_eq!(done[0].finish.name(), "cancelled");
+}

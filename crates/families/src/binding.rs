@@ -87,13 +87,13 @@ mod tests {
     fn rows_and_columns_end_where_they_belong() {
         let values: Vec<f32> = (0..16).map(|i| i as f32).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let tensor = |shape| StoredTensor { kind: TensorKind::F32, shape, bytes: &bytes };
         let fill = |stored, shape: &[usize], rows| {
             let tensor_name = "t".to_owned();
             let binding =
                 Binding { parameter: 0, rows: 0..rows, tensor: tensor_name, stored, head_rows: 4 };
             let mut out = vec![0.0; 16];
-            binding.fill(&tensor(shape), &mut out);
+            let tensor = StoredTensor { kind: TensorKind::F32, shape, bytes: &bytes };
+            binding.fill(&tensor, &mut out);
             out
         };
         // Two heads of four rows: in the file 0 2 1 3 are halves (0, 1) and (2, 3) in turn.

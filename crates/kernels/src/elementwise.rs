@@ -74,7 +74,7 @@ unsafe fn gelu_tanh<S: Lanes>(x: S) -> S {
     // SAFETY: as the caller's.
     unsafe {
         let inner = x.mul(x).mul(x).fma(S::splat(0.044_715), x);
-        x.mul(sigmoid(inner.mul(S::splat(1.595_769_1))))
+        x.mul(sigmoid(inner.mul(S::splat(1.595_769))))
     }
 }
 

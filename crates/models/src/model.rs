@@ -25,7 +25,7 @@ pub enum Error {
 /// The network below the output projection.
 #[derive(Clone, Debug)]
 pub(crate) enum Network {
-    Transformer(Transformer),
+    Transformer(Box<Transformer>),
     Rnn(Rnn),
 }
 
@@ -52,7 +52,12 @@ pub(crate) fn build(config: &ModelConfig) -> Result<(Network, Head, Layout), Err
         ModelConfig::Transformer(c) => {
             let network = Transformer::new(c, &mut layout);
             let tied = c.tie_word_embeddings.then(|| network.token_table());
-            (Network::Transformer(network), c.hidden_size, tied, c.head_bias.unwrap_or(c.bias))
+            (
+                Network::Transformer(Box::new(network)),
+                c.hidden_size,
+                tied,
+                c.head_bias.unwrap_or(c.bias),
+            )
         }
         ModelConfig::Rnn(c) => (Network::Rnn(Rnn::new(c, &mut layout)), c.hidden_size, None, true),
         ModelConfig::Ngram(_) => return Err(Error::Counts(config.kind())),

@@ -18,6 +18,6 @@ pub use error::Error;
 pub use pieces::Pieces;
 pub use specials::Specials;
 pub use stream::Utf8Stream;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Part, Tokenizer};
 pub use vocabulary::Vocabulary;
 pub use words::{Words, lowercase_into};

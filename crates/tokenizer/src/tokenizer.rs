@@ -39,6 +39,15 @@ struct Inner {
     sha256: String,
 }
 
+/// A part of a text in which control tokens may be named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// Plain text.
+    Text(&'a str),
+    /// A control token.
+    Control(u32),
+}
+
 /// What a tokenizer is put together from.
 pub(crate) struct Parts<'a> {
     pub(crate) library: tokenizers::Tokenizer,
@@ -167,7 +176,16 @@ impl Tokenizer {
     /// The ids of a text in which the names of control tokens stand for these tokens, as a chat
     /// template writes them. Text of people does not belong here.
     pub fn encode_with_controls(&self, text: &str) -> Vec<u32> {
-        let (mut ids, mut from, mut at) = (Vec::new(), 0, 0);
+        let ids = self.parts(text).into_iter().flat_map(|part| match part {
+            Part::Text(text) => self.encode(text),
+            Part::Control(id) => vec![id],
+        });
+        ids.collect()
+    }
+
+    /// A text cut at the names of control tokens.
+    pub fn parts<'a>(&self, text: &'a str) -> Vec<Part<'a>> {
+        let (mut parts, mut from, mut at) = (Vec::new(), 0, 0);
         let bytes = text.as_bytes();
         while at < bytes.len() {
             let names = self.inner.controls.get(&bytes[at]).map_or(&[][..], Vec::as_slice);
@@ -177,16 +195,16 @@ impl Tokenizer {
                 continue;
             };
             if from < at {
-                ids.extend(self.encode(&text[from..at]));
+                parts.push(Part::Text(&text[from..at]));
             }
-            ids.push(*id);
+            parts.push(Part::Control(*id));
             at += name.len();
             from = at;
         }
         if from < text.len() {
-            ids.extend(self.encode(&text[from..]));
+            parts.push(Part::Text(&text[from..]));
         }
-        ids
+        parts
     }
 
     fn encode_pieces(&self, text: &str, limit: usize) -> Vec<u32> {

@@ -156,7 +156,7 @@ impl Tokenizer {
         library.add_special_tokens(added(CONTROL)).map_err(library_error)?;
         library.add_tokens(added(USER_DEFINED)).map_err(library_error)?;
         library.set_encode_special_tokens(true);
-        Ok(Self::from_parts(Parts {
+        Self::from_parts(Parts {
             library,
             quick: Quick::No,
             decoder: &decoder,
@@ -164,7 +164,7 @@ impl Tokenizer {
             tokens: vocabulary.tokens.iter().map(|t| Some(t.clone())).collect(),
             bytes: None,
             sha256: vocabulary.digest(),
-        })?)
+        })
     }
 }
 
