@@ -240,6 +240,42 @@ pub fn head_logits(
     }
 }
 
+/// Losses, most probable ids (ties to the lowest) and their probabilities of rows whose logits are
+/// there (R×V). A row without a target (`u32::MAX`) has loss 0.
+pub fn row_losses(
+    team: &Team,
+    logits: &[f32],
+    targets: &[u32],
+    losses: &mut [f32],
+    ids: &mut [u32],
+    best: &mut [f32],
+) {
+    let rows = targets.len();
+    assert!(losses.len() == rows && ids.len() == rows && best.len() == rows, "one a row");
+    assert!(rows > 0 && logits.len().is_multiple_of(rows), "R×V");
+    let vocab = logits.len() / rows;
+    let (losses, ids, best) = (Split::new(losses), Split::new(ids), Split::new(best));
+    team.tasks(rows, |r| {
+        let z = &logits[r * vocab..(r + 1) * vocab];
+        let (mut id, mut top) = (0, f32::NEG_INFINITY);
+        for (i, &z) in z.iter().enumerate() {
+            if z > top {
+                (id, top) = (i, z);
+            }
+        }
+        let sum: f64 = z.iter().map(|&z| f64::from(z - top).exp()).sum();
+        // SAFETY: each task writes its own row.
+        unsafe {
+            ids.part(r..r + 1)[0] = id as u32;
+            best.part(r..r + 1)[0] = (1.0 / sum) as f32;
+            losses.part(r..r + 1)[0] = match targets[r] {
+                u32::MAX => 0.0,
+                t => (sum.ln() - f64::from(z[t as usize] - top)) as f32,
+            };
+        }
+    });
+}
+
 /// What all chunks share.
 struct Head<'a> {
     width: usize,

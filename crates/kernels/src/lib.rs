@@ -37,7 +37,7 @@ pub use elementwise::{
 };
 pub use head::{
     HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
-    logits_workspace,
+    logits_workspace, row_losses,
 };
 pub use isa::Isa;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
@@ -48,7 +48,7 @@ pub use norm::{
 pub use optimizer::{AdamStep, adam, sum_of_squares};
 pub use quant::{
     BLOCK as QUANT_BLOCK, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRows, pack_panel,
-    quant_matmul, quantise_rows, rows_bytes, unpack_block,
+    quant_matmul, quant_rows_len, quantise_rows, unpack_block,
 };
 pub use random::{mix, normal, stream_key, uniform, uniform_bits};
 pub use recurrent::{RnnShape, rnn_backward, rnn_forward, rnn_workspace};

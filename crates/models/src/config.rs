@@ -86,6 +86,9 @@ pub struct TransformerConfig {
     /// Logits z become this·tanh(z/this). Inference only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub final_logit_softcapping: Option<f32>,
+    /// Matrices that are kept quantised: what the weights' file says. Inference only.
+    #[serde(skip)]
+    pub storage: tensor::Storage,
 }
 
 /// Which norm.
@@ -249,6 +252,7 @@ impl TransformerConfig {
             rope_scaling: None,
             sliding_window: None,
             final_logit_softcapping: None,
+            storage: tensor::Storage::new(),
         }
     }
 
@@ -270,6 +274,7 @@ impl TransformerConfig {
             (self.sliding_window.is_some(), "sliding_window", "leave it out"),
             (self.final_logit_softcapping.is_some(), "final_logit_softcapping", "leave it out"),
             (tanh, "mlp", "choose gelu or swiglu"),
+            (!self.storage.is_empty(), "storage", "load the weights as floats"),
         ]
         .into_iter()
         .find_map(|(used, field, instead)| used.then_some((field, instead)))
@@ -395,6 +400,13 @@ impl ModelConfig {
                 expected: format!("it can be run but not trained; to train, {instead}"),
             }),
         }
+    }
+
+    /// Whether the output projection is a quantised matrix.
+    pub(crate) fn has_quantised_head(&self) -> bool {
+        let ModelConfig::Transformer(c) = self else { return false };
+        let name = if c.tie_word_embeddings { "tok_emb.weight" } else { "head.weight" };
+        c.storage.contains_key(name)
     }
 
     /// Whether these numbers make a network.

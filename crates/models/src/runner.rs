@@ -10,10 +10,13 @@ use crate::transformer::TransformerSlots;
 use crate::{ModelConfig, model};
 use kernels::{
     HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace, logits_workspace,
+    row_losses,
 };
 use ledger::{Account, Buffer, Plan, Spec};
+use std::cell::RefCell;
 use std::sync::Arc;
-use tensor::Parameters;
+use tensor::ops::quantised_product;
+use tensor::{Packed, Parameters};
 
 pub use crate::model::Error;
 
@@ -92,6 +95,8 @@ slots! {
     struct OuterSlot {
         /// Matrices in the form that the forward pass reads.
         packed,
+        /// Rows of x rounded for quantised matrices.
+        rounded,
         /// A chunk of logits and what belongs to it.
         head,
         /// R: the loss of each row.
@@ -113,15 +118,24 @@ fn specs(
         Network::Rnn(n) => NetworkSlots::Rnn(n.specs(w.rows, w.sequences, w.threads, w.training)),
     };
     let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
-    let head = head_workspace(network.width(), config.vocab_size(), w.training);
+    let (width, vocab) = (network.width(), config.vocab_size());
+    let head = if config.has_quantised_head() {
+        QUANT_HEAD_ROWS.min(w.rows) * vocab
+    } else {
+        head_workspace(width, vocab, w.training).max(logits_workspace(width, w.threads))
+    };
     let outer = OuterSlot {
         packed: work("packed matrices", network.packed_len()),
-        head: work("head chunk", head.max(logits_workspace(network.width(), w.threads))),
+        rounded: work("rounded rows", network.rounded_len(w.rows)),
+        head: work("head chunk", head),
         losses: work("losses", w.rows),
         best: work("best", w.rows),
     };
     (inner, outer)
 }
+
+/// Rows whose logits are stored at a time for their losses under a quantised output projection.
+const QUANT_HEAD_ROWS: usize = 8;
 
 /// R: the most probable ids.
 fn best_ids_spec(w: &Workload) -> Spec {
@@ -202,7 +216,8 @@ impl Runner {
             model.network.pack(&pass, &mut self.outer.packed);
             self.packed = true;
         }
-        let packed = &self.outer.packed;
+        let rounded = RefCell::new(&mut self.outer.rounded[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
                 n.forward(&pass, packed, caches, s)
@@ -257,6 +272,27 @@ impl Runner {
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let (ids, best) = (&mut self.best_ids[..rows], &mut self.outer.best[..rows]);
+        if weights.layout().is_quantised(head.weight) {
+            let vocab = model.config().vocab_size();
+            let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
+            let rounded = RefCell::new(&mut self.outer.rounded[..]);
+            let packed = Packed { matrices: &[], rounded };
+            for first in (0..rows).step_by(QUANT_HEAD_ROWS) {
+                let chunk = first..rows.min(first + QUANT_HEAD_ROWS);
+                let x = &hidden[chunk.start * width..chunk.end * width];
+                let z = &mut self.outer.head[..chunk.len() * vocab];
+                quantised_product(&self.team, weights, head.weight, bias, &packed, x, z, vocab, 0);
+                row_losses(
+                    &self.team,
+                    z,
+                    &batch.targets[chunk.clone()],
+                    &mut self.outer.losses[chunk.clone()],
+                    &mut ids[chunk.clone()],
+                    &mut best[chunk],
+                );
+            }
+            return (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows]);
+        }
         head_cross_entropy(
             &self.team,
             HeadShape { rows, width, vocab: model.config().vocab_size() },
@@ -292,10 +328,17 @@ impl Runner {
         for run in rows.chunk_by(|a, b| a + 1 == *b) {
             let x = &hidden[run[0] * width..(run[0] + run.len()) * width];
             let out = &mut logits[done * vocab..(done + run.len()) * vocab];
+            done += run.len();
+            if weights.layout().is_quantised(head.weight) {
+                let rounded = RefCell::new(&mut self.outer.rounded[..]);
+                let packed = Packed { matrices: &[], rounded };
+                let id = head.weight;
+                quantised_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
+                continue;
+            }
             let shape = HeadShape { rows: run.len(), width, vocab };
             let (weight, work) = (weights.get(head.weight), &mut self.outer.head);
             head_logits(&self.team, shape, x, weight, bias, out, work);
-            done += run.len();
         }
         if let ModelConfig::Transformer(c) = model.config()
             && let Some(limit) = c.final_logit_softcapping

@@ -15,7 +15,7 @@ use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
     Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary, turn, turn_back,
 };
-use tensor::{Initial, Layout, ParamId, Parameters};
+use tensor::{Initial, Layout, Packed, ParamId, Parameters};
 
 /// One layer's operations.
 #[derive(Clone, Debug)]
@@ -214,6 +214,16 @@ impl Transformer {
         self.packed_len
     }
 
+    /// Room for the widest rows that a quantised matrix reads.
+    pub(crate) fn rounded_len(&self, rows: usize) -> usize {
+        if self.config.storage.is_empty() {
+            return 0;
+        }
+        let outer = self.width().max(self.shape.heads * self.shape.head_dim);
+        let inner = kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
+        kernels::quant_rows_len(rows, outer).max(inner)
+    }
+
     /// The token table, for a tied output projection.
     pub(crate) fn token_table(&self) -> ParamId {
         self.tokens.table()
@@ -287,7 +297,7 @@ impl Transformer {
     pub(crate) fn forward(
         &self,
         pass: &Pass,
-        packed: &[f32],
+        packed: &Packed,
         caches: &mut [Cache],
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
@@ -347,7 +357,7 @@ impl Transformer {
         pass: &Pass,
         layer: &Layer,
         index: usize,
-        packed: &[f32],
+        packed: &Packed,
         caches: &mut [Cache],
         angles: &[f32],
         normed: &[f32],

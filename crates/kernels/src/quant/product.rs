@@ -332,7 +332,7 @@ unsafe fn steps<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q; 8] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{QuantBlock, pack_panel, quantise_rows, rows_bytes, unpack_block};
+    use super::super::{QuantBlock, pack_panel, quant_rows_len, quantise_rows, unpack_block};
     use super::*;
 
     fn random(seed: u64, i: usize) -> u64 {
@@ -408,7 +408,7 @@ mod tests {
                 isa.force();
                 for threads in [1, 3] {
                     let team = Team::new(threads);
-                    let mut work = vec![0; rows_bytes(m, cols)];
+                    let mut work = vec![0.0; quant_rows_len(m, cols)];
                     let rows = quantise_rows(&team, &x, cols, &mut work);
                     let mut y = vec![f32::NAN; m * (n + 3)];
                     quant_matmul(&team, &rows, &matrix, &bias, &mut y, n + 3, 2);
@@ -453,7 +453,7 @@ mod tests {
         let team = Team::new(1);
         let mut x: Vec<f32> = (0..96).map(|i| crate::normal(3, i)).collect();
         x[32..64].fill(0.0);
-        let mut work = vec![0; rows_bytes(1, 96)];
+        let mut work = vec![0.0; quant_rows_len(1, 96)];
         let rows = quantise_rows(&team, &x, 96, &mut work);
         for (i, (&x, &code)) in x.iter().zip(rows.codes).enumerate() {
             let scale = rows.blocks[i / BLOCK].scale;

@@ -19,11 +19,9 @@ pub(super) struct RowBlock {
     pub half_sum: i32,
 }
 
-const BLOCK_BYTES: usize = BLOCK + size_of::<RowBlock>();
-
-/// Bytes of workspace for `rows` rows of `cols` values.
-pub fn rows_bytes(rows: usize, cols: usize) -> usize {
-    rows * cols.div_ceil(BLOCK) * BLOCK_BYTES
+/// Values of workspace for `rows` rows of `cols` values.
+pub fn quant_rows_len(rows: usize, cols: usize) -> usize {
+    rows * cols.div_ceil(BLOCK) * (BLOCK + size_of::<RowBlock>()) / size_of::<f32>()
 }
 
 /// Rounded rows in a workspace: first the numbers of all blocks, then the codes.
@@ -41,25 +39,23 @@ pub struct QuantRows<'a> {
 /// code = x / d to the nearest, ties to even.
 ///
 /// # Panics
-/// When `workspace` is shorter than [`rows_bytes`] or not aligned to 4.
+/// When `workspace` is shorter than [`quant_rows_len`].
 pub fn quantise_rows<'a>(
     team: &Team,
     x: &[f32],
     cols: usize,
-    workspace: &'a mut [u8],
+    workspace: &'a mut [f32],
 ) -> QuantRows<'a> {
     assert!(cols.is_multiple_of(BLOCK) && cols > 0 && x.len().is_multiple_of(cols), "R×K");
     let (rows, per_row) = (x.len() / cols, cols / BLOCK);
-    let (head, codes) = workspace.split_at_mut(rows * per_row * size_of::<RowBlock>());
-    let codes = &mut codes[..rows * cols];
-    let address = head.as_mut_ptr();
-    assert!(address.align_offset(align_of::<RowBlock>()) == 0, "an aligned workspace");
-    // SAFETY: the bytes are aligned, as many as the blocks take, and any bits are a RowBlock.
+    let (head, rest) =
+        workspace.split_at_mut(rows * per_row * size_of::<RowBlock>() / size_of::<f32>());
+    let codes = &mut rest[..rows * cols / size_of::<f32>()];
+    // SAFETY: a RowBlock is four values of 32 bits, aligned as they are; any bits are one.
     let blocks =
-        unsafe { std::slice::from_raw_parts_mut(address.cast::<RowBlock>(), rows * per_row) };
-    let address = codes.as_mut_ptr().cast::<i8>();
-    // SAFETY: i8 and u8 have the same layout.
-    let codes = unsafe { std::slice::from_raw_parts_mut(address, rows * cols) };
+        unsafe { std::slice::from_raw_parts_mut(head.as_mut_ptr().cast(), rows * per_row) };
+    // SAFETY: four i8 a value; any bits are one.
+    let codes = unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast(), rows * cols) };
     {
         let (blocks, codes) = (Split::new(blocks), Split::new(codes));
         let one = |row: usize| {

@@ -4,7 +4,7 @@
 //! 512 rows at a time, so that its scratch does not grow with the batch. Chains over rows go on
 //! from one run to the next, so the bits are those of one pass over all rows.
 
-use super::Linear;
+use super::{Linear, Packed};
 use crate::{Initial, Layout, Parameters};
 use kernels::{
     Init, Team, geglu_tanh_forward, gelu_backward, gelu_forward, gelu_tanh_forward,
@@ -96,7 +96,7 @@ impl Mlp {
         &self,
         team: &Team,
         weights: &Parameters,
-        packed: &[f32],
+        packed: &Packed,
         x: &[f32],
         y: &mut [f32],
         up: &mut [f32],
