@@ -67,14 +67,15 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
     }
 }
 
-fn on_data(args: &EvalArgs, data: &Path) -> Result<(), CliError> {
-    let data = Dataset::open(data).map_err(CliError::input)?;
+fn on_data(args: &EvalArgs, dir: &Path) -> Result<(), CliError> {
+    let data = Dataset::open(dir).map_err(CliError::input)?;
     let Opened { saved: model, tokenizer, .. } = Opened::open(&args.model)?;
     if tokenizer.sha256() != data.tokenizer().sha256() {
         return Err(CliError::input(format!(
-            "{} was trained with another tokenizer than the data has; their token ids mean \
-             different words (--text scores plain text)",
+            "{} was trained with another tokenizer than {} has; their token ids mean different \
+             words (--text scores plain text)",
             args.model.display(),
+            dir.display(),
         )));
     }
     let side = match args.split {
