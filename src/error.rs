@@ -21,6 +21,11 @@ impl CliError {
         Self { message: message.to_string(), code: 1 }
     }
 
+    /// Something else has said what went wrong; only the exit code is left to give.
+    pub fn told(code: u8) -> Self {
+        Self { message: String::new(), code }
+    }
+
     /// A signal stopped the work: exit code 128 and the signal's number.
     pub fn stopped(signal: usize, message: impl ToString) -> Self {
         Self { message: message.to_string(), code: 128u8.saturating_add(signal as u8) }

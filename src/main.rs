@@ -7,7 +7,7 @@ mod error;
 mod stop;
 mod term;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind};
 use std::process::ExitCode;
 
 /// Trains, compares, generates from and serves autoregressive language models, and accounts for
@@ -41,6 +41,8 @@ enum Command {
     Eval(cmd::eval::EvalArgs),
     /// Train and score several models on the same data and report what can be concluded
     Compare(cmd::compare::CompareArgs),
+    /// Set the decoding rules against each other on real prompts: same weights, different outputs
+    CompareDecoding(cmd::compare_decoding::CompareDecodingArgs),
     /// One run of a comparison, in a process of its own
     #[command(hide = true)]
     CompareRun(cmd::compare::WorkerArgs),
@@ -59,12 +61,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
     let done = cmd::choose_isa(cli.isa.as_deref()).and_then(|()| match cli.command {
         Command::Data(args) => cmd::data::run(args),
         Command::Train(args) => cmd::train::run(args),
         Command::Eval(args) => cmd::eval::run(args),
         Command::Compare(args) => cmd::compare::run(&args),
+        Command::CompareDecoding(args) => cmd::compare_decoding::run(&args),
         Command::CompareRun(args) => cmd::compare::run_one(&args),
         Command::Generate(args) => cmd::generate::run(*args),
         Command::Chat(args) => cmd::chat::run(&args),
@@ -76,8 +82,65 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            term::error(&error.message);
+            if !error.message.is_empty() {
+                term::error(&error.message);
+            }
             ExitCode::from(error.code)
         }
+    }
+}
+
+/// Help and version as they are; a mistake in one line, with the command whose help would tell.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        error.exit();
+    }
+    let text = error.render().to_string();
+    term::error(&one_line(text.trim_start_matches("error:")));
+    ExitCode::from(2)
+}
+
+/// The lines of a usage error as one; the usage itself shrinks to the command's name.
+fn one_line(text: &str) -> String {
+    let mut command = "autoreg".to_owned();
+    let mut parts: Vec<&str> = Vec::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(usage) = line.strip_prefix("Usage:") {
+            let words = usage.split_whitespace();
+            let name: Vec<&str> = words.take_while(|w| !w.starts_with(['[', '<', '-'])).collect();
+            command = name.join(" ");
+        } else if !line.starts_with("For more information") {
+            parts.push(line);
+        }
+    }
+    let mut told = String::new();
+    for part in parts {
+        let gap = match told.chars().last() {
+            None => "",
+            Some(':') => " ",
+            Some(_) if part.starts_with('-') || part.starts_with('<') => ", ",
+            Some(_) => "; ",
+        };
+        told = told + gap + part;
+    }
+    format!("{told}; see `{command} --help`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_usage_error_is_one_line() {
+        let error = |words: &[&str]| {
+            let error = Cli::try_parse_from(words).expect_err("a mistake");
+            one_line(error.render().to_string().trim_start_matches("error:"))
+        };
+        let missing = error(&["autoreg", "train"]);
+        assert!(missing.contains("--data <DIR>, --out <DIR>"), "{missing}");
+        assert!(missing.ends_with("see `autoreg train --help`"), "{missing}");
+        let near = error(&["autoreg", "eval", "m", "--dta", "d"]);
+        assert!(near.contains("'--dta'") && near.contains("'--data'"), "{near}");
+        assert!(![missing, near].iter().any(|line| line.contains('\n')));
     }
 }

@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use tempfile::tempdir;
 
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 15] = [
     &[],
     &["data"],
     &["data", "prepare"],
@@ -17,6 +17,7 @@ const COMMANDS: [&[&str]; 14] = [
     &["train"],
     &["eval"],
     &["compare"],
+    &["compare-decoding"],
     &["generate"],
     &["replay"],
     &["score"],

@@ -1,7 +1,12 @@
 //! `autoreg generate`, `replay` and `score` through the built binary, on models trained here.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use serde_json::Value;
+#[path = "common/browser.rs"]
+mod browser;
+
+use browser::Browser;
+use decoding::{Draw, Explanation, History, Row, Rules};
+use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -283,6 +288,95 @@ fn pictures_in_the_terminal_and_on_a_page() {
     refused(&["generate", &models()[0], "x", "--n", "2", "--explain"], 2, &["--first-sequence"]);
 }
 
+/// The record that a page carries.
+fn record_of(page: &str) -> Value {
+    let (_, after) = page.split_once("type=\"application/json\">").unwrap();
+    serde_json::from_str(after.split_once("</script>").unwrap().0).unwrap()
+}
+
+/// What the rules make of a recorded step, worked out here.
+fn worked_out(record: &Value, step: &Value, changed: &Value) -> Explanation {
+    let tokens = step["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len() as u64, step["vocabulary"].as_u64().unwrap(), "all are recorded");
+    let mut row = vec![0.0_f32; tokens.len()];
+    for token in tokens {
+        row[token["id"].as_u64().unwrap() as usize] = token["logit"].as_f64().unwrap() as f32;
+    }
+    let chain = json!([
+        record["rules"][0],
+        {"rule": "temperature", "t": changed["temperature"]},
+        {"rule": "top_k", "k": changed["top_k"], "ties": "exact"},
+        {"rule": "top_p", "p": changed["top_p"], "boundary": "reach", "of": "kept"},
+        {"rule": "min_p", "p": changed["min_p"]},
+    ]);
+    let rules = Rules::new(serde_json::from_value(chain).unwrap()).unwrap();
+    let draw = Draw::Fixed(step["choice"]["draw"].as_f64().unwrap());
+    decoding::explain(&rules, Row::Logits(&row), &History::default(), draw, 0).unwrap()
+}
+
+/// The sliders of the page are moved, and what the browser works out is what the rules give.
+#[test]
+fn sliders_work_the_choices_out_again() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let settings = json!([
+        {"temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.05},
+        {"temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0},
+        {"temperature": 1.5, "top_k": 30, "top_p": 0.35, "min_p": 0},
+        {"temperature": 0.9, "top_k": 0, "top_p": 0.97, "min_p": 0.2},
+    ]);
+    let hands = format!(
+        "for (const one of {settings}) for (const step of [0, 2]) {{
+           document.querySelector(`[data-step='${{step}}']`).click();
+           for (const [id, value] of Object.entries(one)) {{
+             const slider = document.getElementById(id);
+             slider.value = value;
+             slider.dispatchEvent(new Event('input'));
+           }}
+           for (const line of document.querySelectorAll('#figures tr')) {{
+             const cells = [...line.cells].map((cell) => cell.textContent);
+             if (cells[0] !== 'id') say([cells[0], cells[6], line.className].join(' '));
+           }}
+           say('§' + document.getElementById('verdict').textContent);
+         }}"
+    );
+    for model in models() {
+        let common = ["generate", model, "please", "--seed", "6", "--max-tokens", "4"];
+        good(&[&common[..], &["--ignore-eos", "--explain", page.to_str().unwrap()]].concat());
+        let record = record_of(&std::fs::read_to_string(&page).unwrap());
+        let loaded = browser.load_and(&page, &hands);
+        assert!(loaded.console.is_empty(), "{:?}", loaded.console);
+        assert!(loaded.dom.contains("data-ok=\"true\""));
+        let blocks: Vec<&str> = loaded.said().split('§').collect();
+        assert_eq!(blocks.len(), 4 * 2 + 1);
+        for (place, block) in blocks[..8].iter().enumerate() {
+            let step = &record["steps"][2 * (place % 2)];
+            let told = worked_out(&record, step, &settings[place / 2]);
+            let mut kept = 0;
+            // A block begins with the end of the verdict before it.
+            for line in block.lines().skip(usize::from(place > 0)) {
+                let mut words = line.split(' ');
+                let id: u32 = words.next().unwrap().parse().unwrap();
+                let shown = words.next().unwrap();
+                let token = told.candidates.iter().find(|token| token.id == id).unwrap();
+                match shown {
+                    "–" => assert_eq!(token.probability, 0.0, "{line}"),
+                    shown => {
+                        let p: f64 = shown.parse().unwrap();
+                        assert!((p - token.probability).abs() < 1e-6, "{line}: {token:?}");
+                        kept += 1;
+                    }
+                }
+                assert_eq!(words.next() == Some("picked"), id == told.choice.id, "{line}");
+            }
+            assert_eq!(kept, told.choice.kept, "setting {}", settings[place / 2]);
+            let verdict = blocks[place + 1].lines().next().unwrap();
+            assert!(verdict.contains(&format!("; {kept} of 198 kept.")), "{verdict}");
+        }
+    }
+}
+
 #[test]
 fn scores_are_those_of_generation_by_both_routes() {
     for model in models() {
@@ -330,6 +424,155 @@ fn a_text_from_standard_input_or_a_file_is_the_same_text() {
         .unwrap();
     child.stdin.take().unwrap().write_all(b"please send the report\n").unwrap();
     assert_eq!(text(&child.wait_with_output().unwrap().stdout), text(&direct));
+}
+
+/// Up to the first divergence both sides are the same; the free side is what `generate` writes, the
+/// true text what `score` says of it.
+#[test]
+fn teacher_forcing_beside_free_running() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let page = page.to_str().unwrap();
+    for model in models() {
+        let common = ["generate", model, "please", "--seed", "4", "--ban-unk"];
+        let own = value(&[&common[..], &["--max-tokens", "6", "--json"]].concat());
+        let own = own["sequences"][0].clone();
+        let words: Vec<&str> = own["text"].as_str().unwrap().split_whitespace().collect();
+        let truth = format!("{} please please", words[..2].join(" "));
+        let teach = [&common[..], &["--teacher", &truth]].concat();
+        let told = value(&[&teach[..], &["--json"]].concat());
+        let steps = told["steps"].as_array().unwrap();
+        let first = told["first_divergence"].as_u64().unwrap() as usize;
+        assert!(first >= 2, "{told}");
+        for (place, step) in steps.iter().enumerate() {
+            if place <= first {
+                assert_eq!(step["forced"], step["free"], "step {place}");
+            }
+            assert_eq!(step["free"]["id"], own["tokens"][place]["id"]);
+            assert_eq!(
+                step["truth"]["id"] == step["free"]["id"],
+                place < first || place > first && step["truth"]["id"] == own["tokens"][place]["id"]
+            );
+        }
+        let scored = value(&["score", model, &format!("please {truth}"), "--json"]);
+        let scored = scored["tokens"].as_array().unwrap();
+        let before = scored.len() - steps.len();
+        for (token, step) in scored[before..].iter().zip(steps) {
+            assert_eq!(token["logprob"], step["truth"]["logprob"]);
+            assert_eq!(token["rank"], step["truth_rank"]);
+        }
+        let drawn = text(&good(&teach).stdout);
+        assert_eq!(drawn.matches("first divergence").count(), 1, "{drawn}");
+        assert!(drawn.contains(&format!("►{first:>4}")), "{drawn}");
+        assert!(drawn.lines().all(|line| line.chars().count() <= 80), "{drawn}");
+        good(&[&teach[..], &["--explain", page]].concat());
+        let page = std::fs::read_to_string(page).unwrap();
+        assert!(page.contains("Teacher forcing against free running"));
+        assert_eq!(page.matches("first divergence:").count(), 1);
+        // The free side is a record, which can be repeated.
+        let file = folder.path().join("free.json");
+        std::fs::write(&file, told["free"].to_string()).unwrap();
+        good(&["replay", file.to_str().unwrap()]);
+    }
+    let [transformer, rnn, _] = models();
+    refused(&["generate", rnn, "x", "--teacher", ""], 2, &["--teacher", "no token"]);
+    let long = "please ".repeat(limit(transformer));
+    refused(&["generate", transformer, "x", "--teacher", &long], 2, &["tokens", "shorten"]);
+}
+
+#[test]
+fn searches_are_recorded_and_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("record.json");
+    let file = file.to_str().unwrap();
+    for model in models() {
+        let common = ["generate", model, "please send", "--max-tokens", "12"];
+        let search = |more: &[&str]| value(&[&common[..], more, &["--json"]].concat());
+        let greedy = search(&["--greedy"])["sequences"][0].clone();
+        let one = search(&["--beam", "1", "--length-penalty", "0"])["sequences"][0].clone();
+        let chosen = |one: &Value| -> Vec<(Value, Value)> {
+            let tokens = one["tokens"].as_array().unwrap().iter();
+            tokens.map(|token| (token["id"].clone(), token["logprob"].clone())).collect()
+        };
+        assert_eq!(chosen(&one), chosen(&greedy), "a beam of one is greedy, to the bit");
+        let four = search(&["--beam", "4", "--length-penalty", "0", "--n", "3"]);
+        let sums: Vec<f64> = four["sequences"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["logprob"].as_f64().unwrap())
+            .collect();
+        assert!(sums.len() == 3 && sums.is_sorted_by(|a, b| a >= b), "{sums:?}");
+        assert!(sums[0] >= greedy["logprob"].as_f64().unwrap());
+        let best = search(&["--best-of", "6", "--n", "2", "--seed", "3"]);
+        let all = search(&["--n", "6", "--seed", "3"]);
+        let mean = |one: &Value| {
+            one["logprob"].as_f64().unwrap() / one["tokens"].as_array().unwrap().len() as f64
+        };
+        let most = all["sequences"].as_array().unwrap().iter().map(mean).fold(f64::MIN, f64::max);
+        let first = &best["sequences"][0];
+        assert_eq!(mean(first), most);
+        assert_eq!(first, &all["sequences"][first["sequence"].as_u64().unwrap() as usize]);
+        for record in [four, best] {
+            std::fs::write(file, record.to_string()).unwrap();
+            good(&["replay", file]);
+            let mut other = record.clone();
+            other["sequences"][1]["tokens"][0]["rank"] = 190.into();
+            std::fs::write(file, other.to_string()).unwrap();
+            refused(&["replay", file], 1, &["token 0"]);
+        }
+    }
+    let rnn = &models()[1];
+    refused(&["generate", rnn, "x", "--beam", "2", "--n", "3"], 2, &["3 sequences", "2"]);
+    let preset = ["generate", rnn, "x", "--beam", "2", "--preset", "llamacpp"];
+    refused(&preset, 2, &["beam search", "top_k 40"]);
+}
+
+#[test]
+fn presets_side_by_side_on_a_model() {
+    for model in models() {
+        let common = ["generate", model, "please", "--top-k", "4", "--temperature", "0.7"];
+        let rows = value(&[&common[..], &["--compare-presets", "--json"]].concat());
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 5);
+        let next = value(&[&common[..], &["--max-tokens", "1", "--json"]].concat());
+        let token = &next["sequences"][0]["tokens"][0];
+        assert_eq!(rows[0]["answer"]["choice"], token["id"]);
+        assert_eq!(rows[0]["answer"]["logprob"], token["logprob"]);
+        assert_eq!(rows[0]["answer"]["kept"].as_array().unwrap().len(), 4);
+        let drawn = text(&good(&[&common[..], &["--compare-presets"]].concat()).stdout);
+        assert!(drawn.contains("llamacpp") && drawn.contains("keeps 4"), "{drawn}");
+    }
+}
+
+#[test]
+fn json_lines_in_and_out() {
+    let model = &models()[0];
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("texts.jsonl");
+    let texts = "{\"id\": 7, \"text\": \"please send the report\"}\n\n{\"text\": \"thanks\"}";
+    std::fs::write(&file, texts).unwrap();
+    let file = file.to_str().unwrap();
+    let done = text(&good(&["score", model, "--jsonl", file, "--check"]).stdout);
+    let lines: Vec<Value> = done.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0]["id"], 7);
+    assert_eq!(lines[1].get("text"), None);
+    for (line, one) in lines.iter().zip(["please send the report", "thanks"]) {
+        let alone = value(&["score", model, one, "--check", "--json"]);
+        for (key, value) in alone.as_object().unwrap() {
+            assert_eq!(&line[key], value, "{key}");
+        }
+    }
+    let bad = |line: &str, words: &[&str]| {
+        std::fs::write(file, line).unwrap();
+        refused(&["score", model, "--jsonl", file], 2, &[words, &["line 1"]].concat());
+    };
+    bad("{\"text\": 3}", &["`text` is 3"]);
+    bad("{\"words\": \"x\"}", &["`text` is nothing"]);
+    bad("[1]", &["expected an object"]);
+    bad("{\"text\": \"x\", \"rank\": 1, \"logprob\": 1}", &["field `logprob`", "rename"]);
+    bad("{\"text\": \"\"}", &["no token to score"]);
 }
 
 #[test]

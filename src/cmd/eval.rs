@@ -25,6 +25,17 @@ pub enum SideName {
     Test,
 }
 
+impl SideName {
+    /// The side that it names.
+    pub fn side(self) -> Side {
+        match self {
+            Self::Train => Side::Train,
+            Self::Valid => Side::Valid,
+            Self::Test => Side::Test,
+        }
+    }
+}
+
 /// Arguments of `eval`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -67,24 +78,14 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
     }
 }
 
-fn on_data(args: &EvalArgs, dir: &Path) -> Result<(), CliError> {
-    let data = Dataset::open(dir).map_err(CliError::input)?;
-    let Opened { saved: model, tokenizer, .. } = Opened::open(&args.model)?;
-    if tokenizer.sha256() != data.tokenizer().sha256() {
-        return Err(CliError::input(format!(
-            "{} was trained with another tokenizer than {} has; their token ids mean different \
-             words (--text scores plain text)",
-            args.model.display(),
-            dir.display(),
-        )));
-    }
-    let side = match args.split {
-        SideName::Train => Side::Train,
-        SideName::Valid => Side::Valid,
-        SideName::Test => Side::Test,
-    };
+fn on_data(args: &EvalArgs, data: &Path) -> Result<(), CliError> {
+    let data = Dataset::open(data).map_err(CliError::input)?;
+    let opened = Opened::open(&args.model)?;
+    opened.belongs_to(&data)?;
+    let model = &opened.saved;
+    let side = args.split.side();
     data.side(side).verify().map_err(CliError::input)?;
-    let scores = score(&model, &data, side, args.batch, args.threads)?;
+    let scores = score(model, &data, side, args.batch, args.threads)?;
     let (total, known) = (scores.total, scores.known);
     let name = side.name();
     if args.json {
@@ -95,8 +96,8 @@ fn on_data(args: &EvalArgs, dir: &Path) -> Result<(), CliError> {
             "sequences": scores.messages,
             "tokens": total.tokens,
             "groups": scores.groups.len(),
-            "parameters": parameters(&model),
-            "parameter_bytes": parameter_bytes(&model),
+            "parameters": parameters(model),
+            "parameter_bytes": parameter_bytes(model),
             format!("{name}_loss_nats"): interval(&scores, Metric::Loss),
             format!("{name}_accuracy"): interval(&scores, Metric::Accuracy),
             "loss_is_infinite": total.loss().is_some_and(f64::is_infinite),

@@ -106,9 +106,8 @@ impl DecodingArgs {
 /// Arguments of `generate --from-logits`.
 #[derive(Debug, Clone)]
 pub struct FromLogitsArgs {
-    /// Logits or probabilities: a JSON array, or an object with `logits` or `probs` and,
-    /// if wanted, `tokens` (their texts)
-    pub file: PathBuf,
+    /// Where the row comes from
+    pub title: String,
     /// The uniform number in [0, 1) instead of one from the seed
     pub draw: Option<f64>,
     /// Seed of the uniform number
@@ -179,17 +178,17 @@ impl FromLogitsError {
     }
 }
 
-/// Runs the rules on the file and writes what they kept, drew and chose.
+/// Runs the rules on a row and writes what they kept, drew and chose.
 ///
 /// # Errors
 /// [`FromLogitsError`]; nothing is written before the choice is made.
-pub fn run(args: &FromLogitsArgs, out: &mut impl Write) -> Result<(), FromLogitsError> {
-    let given = Given::open(&args.file)?;
-    let text = if args.compare_presets {
-        compare_presets(args, &given)?
-    } else {
-        one_choice(args, &given)?
-    };
+pub fn run(
+    args: &FromLogitsArgs,
+    given: &Given,
+    out: &mut impl Write,
+) -> Result<(), FromLogitsError> {
+    let text =
+        if args.compare_presets { compare_presets(args, given)? } else { one_choice(args, given)? };
     let what = "standard output".to_owned();
     out.write_all(text.as_bytes()).map_err(|source| FromLogitsError::Write { what, source })
 }
@@ -200,11 +199,12 @@ fn one_choice(args: &FromLogitsArgs, given: &Given) -> Result<String, FromLogits
     let step = StepRecord::new(args.step, &told, MAX_SHOWN, |id| given.label(id));
     if let Some(path) = &args.report {
         let record = Record {
-            title: args.file.display().to_string(),
+            title: args.title.clone(),
             prompt: args.history.iter().map(|&id| given.label(id)).collect(),
             rules: rules.chain().to_vec(),
             steps: vec![step.clone()],
             continuations: Vec::new(),
+            teacher: None,
         };
         std::fs::write(path, explain::page(&record)).map_err(|source| FromLogitsError::Write {
             what: path.display().to_string(),
@@ -348,9 +348,9 @@ impl Compared {
     }
 }
 
-/// The numbers of the file, checked.
+/// A row of numbers, checked, and the texts of its tokens.
 #[derive(Debug)]
-struct Given {
+pub struct Given {
     numbers: Numbers,
     tokens: Option<Vec<String>>,
 }
@@ -374,7 +374,17 @@ struct Fields {
 }
 
 impl Given {
-    fn open(path: &Path) -> Result<Self, FromLogitsError> {
+    /// A model's logits, with a text for each.
+    pub fn of_model(logits: Vec<f32>, tokens: Vec<String>) -> Self {
+        Self { numbers: Numbers::Logits(logits), tokens: Some(tokens) }
+    }
+
+    /// Logits or probabilities from a file: a JSON array, or an object with `logits` or `probs`
+    /// and, if wanted, `tokens` (their texts).
+    ///
+    /// # Errors
+    /// A file that cannot be read or has another shape.
+    pub fn open(path: &Path) -> Result<Self, FromLogitsError> {
         let value: Value = parse(path, &quote_bare_words(&read(path)?))?;
         let shape = |found: String| FromLogitsError::Shape {
             path: path.to_owned(),

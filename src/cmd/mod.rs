@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod chat;
 pub mod compare;
+pub mod compare_decoding;
 pub mod data;
 pub mod eval;
 pub mod from_logits;
@@ -43,8 +44,8 @@ pub fn team(threads: Option<usize>) -> Result<Arc<Team>, CliError> {
     }
 }
 
-/// Refuses what would need more memory than there is.
-pub fn fit(plan: &ledger::Plan, what: &str) -> Result<(), CliError> {
+/// Refuses what would need more memory than there is; `hint` says what to try.
+pub fn fit(plan: &ledger::Plan, what: &str, hint: &str) -> Result<(), CliError> {
     let (needed, free) = (plan.total(), ledger::available_bytes().unwrap_or(u64::MAX));
     if needed <= free {
         return Ok(());
@@ -53,7 +54,7 @@ pub fn fit(plan: &ledger::Plan, what: &str) -> Result<(), CliError> {
     let largest = largest
         .map_or(String::new(), |line| format!(", {} of it for {}", mib(line.bytes), line.name));
     Err(CliError::input(format!(
-        "{what} needs {}{largest}; {} are free: make the model or micro_batch smaller",
+        "{what} needs {}{largest}; {} are free: {hint}",
         mib(needed),
         mib(free)
     )))

@@ -3,9 +3,12 @@
 use crate::cmd::team;
 use crate::error::CliError;
 use crate::term;
+use corpus::Dataset;
+use decoding::{Rule, Rules};
 use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
 use families::Checkpoint;
 use kernels::Team;
+use ledger::Plan;
 use models::{Model, ModelConfig};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -95,6 +98,38 @@ impl Opened {
             }
             SavedModel::Counts(model) => AnySource::Counts(CountSource::new(model)),
         })
+    }
+
+    /// Whether the token ids of a data set mean to the model what they mean there.
+    pub fn belongs_to(&self, data: &Dataset) -> Result<(), CliError> {
+        if self.tokenizer.sha256() == data.tokenizer().sha256() {
+            return Ok(());
+        }
+        Err(CliError::input(format!(
+            "{} was trained with another tokenizer than {} has; their token ids mean different words",
+            self.dir.display(),
+            data.dir().display()
+        )))
+    }
+
+    /// Tokens that are never written: padding and the beginning, and `<unk>` if asked for.
+    pub fn never(&self, ban_unk: bool) -> Vec<u32> {
+        let specials = self.tokenizer.specials();
+        let unk = specials.unk.filter(|_| ban_unk);
+        let mut ids: Vec<u32> = [specials.pad, specials.bos, unk].into_iter().flatten().collect();
+        // Some tokenizers begin and end with the same token, which must be able to come.
+        ids.retain(|id| !self.ends.contains(id));
+        ids
+    }
+
+    /// A chain behind the ban of [`never`](Self::never).
+    pub fn rules(&self, asked: &Rules, ban_unk: bool) -> Result<Rules, CliError> {
+        let ids = self.never(ban_unk);
+        let mut chain = asked.chain().to_vec();
+        if !ids.is_empty() {
+            chain.insert(0, Rule::Ban { ids });
+        }
+        Rules::new(chain).map_err(CliError::input)
     }
 
     /// The tokens of a text, in which names of control tokens stand for them or are plain text.
@@ -194,6 +229,10 @@ impl Source for AnySource<'_> {
         each!(self, source => source.context_limit())
     }
 
+    fn plan(&self, prompt: usize, room: Room) -> Result<Plan, Error> {
+        each!(self, source => source.plan(prompt, room))
+    }
+
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
         each!(self, source => source.begin(prompt, room, logits))
     }
@@ -202,8 +241,8 @@ impl Source for AnySource<'_> {
         each!(self, source => source.step(tokens, logits))
     }
 
-    fn keep(&mut self, keep: &[bool]) {
-        each!(self, source => source.keep(keep))
+    fn select(&mut self, parents: &[usize]) -> Result<(), Error> {
+        each!(self, source => source.select(parents))
     }
 
     fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {

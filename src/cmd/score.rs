@@ -1,30 +1,40 @@
-//! `autoreg score`: what a model makes of a given text, token by token.
+//! `autoreg score`: what a model makes of a given text, token by token; or of many, one a line.
 
 use crate::cmd::json;
-use crate::cmd::model::{Opened, engine_error, text_of, without_last_line_end};
+use crate::cmd::model::{AnySource, Opened, engine_error, text_of, without_last_line_end};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
 use engine::{Route, Scored, score};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 
 /// Arguments of `score`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   autoreg score runs/t1 please
-  autoreg score runs/t1 please --check --json")]
+  autoreg score runs/t1 please --check --json
+  autoreg score runs/t1 --jsonl texts.jsonl
+
+A line of --jsonl is an object with `text`; its other fields come back with the scores:
+  {\"id\": 7, \"text\": \"please send the report\"}")]
 pub struct ScoreArgs {
     /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     pub model: PathBuf,
     /// The text; `-` reads standard input
-    #[arg(required_unless_present = "file", conflicts_with = "file", allow_hyphen_values = true)]
+    #[arg(required_unless_present_any = ["file", "jsonl"], conflicts_with_all = ["file", "jsonl"],
+          allow_hyphen_values = true)]
     pub text: Option<String>,
     /// Read the text from a file
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
+    /// Score many texts: JSON Lines with `text` in, one object a line out; `-` reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "json"])]
+    pub jsonl: Option<PathBuf>,
     /// Score the end of the text (`<eos>`) too
     #[arg(long)]
     pub end: bool,
@@ -45,30 +55,23 @@ pub struct ScoreArgs {
 /// Scores as told.
 pub fn run(args: &ScoreArgs) -> Result<(), CliError> {
     let opened = Opened::open(&args.model)?;
-    let (ids, scored_from) = tokens(args, &opened)?;
     let mut source = opened.source(args.threads)?;
-    let scores = score(&mut source, &ids, Route::OnePass).map_err(engine_error)?;
-    if args.check {
-        let again = score(&mut source, &ids, Route::Cached).map_err(engine_error)?;
-        compare(&scores, &again)?;
+    if let Some(path) = &args.jsonl {
+        return lines(args, &opened, &mut source, path);
     }
-    let summary = Summary::new(&scores);
+    let text = match &args.file {
+        Some(path) => without_last_line_end(
+            std::fs::read_to_string(path)
+                .map_err(|e| CliError::input(format!("{}: {e}", path.display())))?,
+        ),
+        None => text_of(args.text.as_deref().unwrap_or_default())?,
+    };
+    let (ids, scored_from) = tokens(args, &opened, &text)?;
+    let scores = scores(args, &mut source, &ids)?;
     if args.json {
-        let token = |one: &Scored| {
-            json!({"id": one.id, "text": opened.label(one.id), "logprob": finite(one.logprob),
-                   "rank": one.rank, "entropy": one.entropy})
-        };
-        let mut value = json!({
-            "tokens": scores.iter().map(token).collect::<Vec<_>>(),
-            "logprob": finite(summary.logprob),
-            "perplexity": finite(summary.perplexity),
-            "nats_per_token": finite(-summary.logprob / scores.len() as f64),
-        });
-        if args.check {
-            value["checked"] = true.into();
-        }
-        term::print(&json(&value)?);
+        term::print(&json(&answer(args, &opened, &scores))?);
     } else {
+        let summary = Summary::new(&scores);
         term::print(&picture(&opened, &scores, &summary, scored_from));
         if args.check {
             term::print("the cached path gives the same bits\n");
@@ -77,18 +80,100 @@ pub fn run(args: &ScoreArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// `<bos>`, the text, and its end if asked for; and whether the first token of the text is scored.
-fn tokens(args: &ScoreArgs, opened: &Opened) -> Result<(Vec<u32>, bool), CliError> {
-    let text = match &args.file {
-        Some(path) => without_last_line_end(
-            std::fs::read_to_string(path)
-                .map_err(|e| CliError::input(format!("{}: {e}", path.display())))?,
-        ),
-        None => text_of(args.text.as_deref().unwrap_or_default())?,
+/// The scores by one pass and, if asked for, by the cached way too.
+fn scores(
+    args: &ScoreArgs,
+    source: &mut AnySource<'_>,
+    ids: &[u32],
+) -> Result<Vec<Scored>, CliError> {
+    let scores = score(source, ids, Route::OnePass).map_err(engine_error)?;
+    if args.check {
+        let again = score(source, ids, Route::Cached).map_err(engine_error)?;
+        compare(&scores, &again)?;
+    }
+    Ok(scores)
+}
+
+fn answer(args: &ScoreArgs, opened: &Opened, scores: &[Scored]) -> Value {
+    let token = |one: &Scored| {
+        json!({"id": one.id, "text": opened.label(one.id), "logprob": finite(one.logprob),
+               "rank": one.rank, "entropy": one.entropy})
     };
+    let summary = Summary::new(scores);
+    let mut value = json!({
+        "tokens": scores.iter().map(token).collect::<Vec<_>>(),
+        "logprob": finite(summary.logprob),
+        "perplexity": finite(summary.perplexity),
+        "nats_per_token": finite(-summary.logprob / scores.len() as f64),
+    });
+    if args.check {
+        value["checked"] = true.into();
+    }
+    value
+}
+
+/// Scores a text a line as it comes, so that neither side waits for the end. The first line that
+/// cannot be scored ends it; what was written before is whole.
+fn lines(
+    args: &ScoreArgs,
+    opened: &Opened,
+    source: &mut AnySource<'_>,
+    path: &Path,
+) -> Result<(), CliError> {
+    let is_standard = path.as_os_str() == "-";
+    let name = if is_standard { "standard input".into() } else { path.display().to_string() };
+    let fail = |what: String| CliError::input(format!("{name}: {what}"));
+    let input: Box<dyn BufRead> = if is_standard {
+        Box::new(std::io::stdin().lock())
+    } else {
+        Box::new(BufReader::new(File::open(path).map_err(|e| fail(e.to_string()))?))
+    };
+    for (number, line) in (1..).zip(input.lines()) {
+        let at = |what: String| fail(format!("line {number}: {what}"));
+        let line = line.map_err(|e| at(e.to_string()))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let value = scored_line(args, opened, source, &line)
+            .map_err(|e| CliError { message: at(e.message).message, code: e.code })?;
+        term::print(&format!("{value}\n"));
+    }
+    Ok(())
+}
+
+/// The line's own fields without `text`, and its scores.
+fn scored_line(
+    args: &ScoreArgs,
+    opened: &Opened,
+    source: &mut AnySource<'_>,
+    line: &str,
+) -> Result<Value, CliError> {
+    let mut fields: serde_json::Map<String, Value> = serde_json::from_str(line)
+        .map_err(|e| CliError::input(format!("{e}; expected an object with `text`")))?;
+    let text = match fields.remove("text") {
+        Some(Value::String(text)) => text,
+        found => {
+            let found = found.map_or("nothing".to_owned(), |value| value.to_string());
+            return Err(CliError::input(format!("`text` is {found}; expected a text")));
+        }
+    };
+    let (ids, _) = tokens(args, opened, &text)?;
+    let answer = answer(args, opened, &scores(args, source, &ids)?);
+    for (name, value) in answer.as_object().into_iter().flatten() {
+        if fields.insert(name.clone(), value.clone()).is_some() {
+            return Err(CliError::input(format!(
+                "it has a field `{name}`, which is what the score is called; rename it"
+            )));
+        }
+    }
+    Ok(fields.into())
+}
+
+/// `<bos>`, the text, and its end if asked for; and whether the first token of the text is scored.
+fn tokens(args: &ScoreArgs, opened: &Opened, text: &str) -> Result<(Vec<u32>, bool), CliError> {
     let specials = opened.tokenizer.specials();
     let mut ids: Vec<u32> = specials.bos.into_iter().collect();
-    ids.extend(opened.encode(&text, args.control_tokens));
+    ids.extend(opened.encode(text, args.control_tokens));
     if args.end {
         ids.push(specials.eos.ok_or_else(|| {
             CliError::input("--end: the model's tokenizer has no <eos>; leave it out")

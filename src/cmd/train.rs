@@ -307,7 +307,11 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
     train::check(config, train, valid).map_err(CliError::input)?;
     let shape = BatchShape::of(&config.train, train, valid);
     let mut plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
-    fit(&plan, &format!("training this {}", config.model.kind()))?;
+    fit(
+        &plan,
+        &format!("training this {}", config.model.kind()),
+        "make the model or micro_batch smaller",
+    )?;
     let _files = plan_token_files(&mut plan, data);
     make_room(args)?;
     let stop = crate::stop::on_signals()?;

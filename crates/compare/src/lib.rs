@@ -14,6 +14,7 @@ mod analysis;
 mod audit;
 mod chart;
 
+pub mod decoding;
 mod error;
 mod experiment;
 mod record;

@@ -136,6 +136,26 @@ pub fn decide(
     at.run(logits, &mut scratch.buffers, &mut ())
 }
 
+/// The best tokens of one step, best first: at most `count` of those that the rules keep, each as
+/// if it had been chosen (without a draw). This is what a search over continuations looks at.
+///
+/// # Errors
+/// [`DecodeError`], as for [`decide`].
+pub fn best(
+    rules: &Rules,
+    logits: &[f32],
+    history: &History<'_>,
+    step: u64,
+    count: usize,
+    scratch: &mut Scratch,
+) -> Result<Vec<Choice>, DecodeError> {
+    let at = Step { rules, history, draw: Draw::Fixed(0.0), step };
+    at.shaped(logits, &mut scratch.buffers, &mut (), |mut shaped, ()| {
+        let places = 0..count.min(shaped.shape.num_kept());
+        Ok(places.map_while(|place| shaped.choice(place, None)).collect())
+    })
+}
+
 /// Everything about a step but its row.
 pub(crate) struct Step<'a> {
     pub rules: &'a Rules,
@@ -151,6 +171,28 @@ impl Step<'_> {
         buffers: &mut Buffers<S>,
         trace: &mut impl Trace<S>,
     ) -> Result<Choice, DecodeError> {
+        self.shaped(row, buffers, trace, |mut shaped, trace| {
+            let draw = match self.rules.is_greedy() {
+                true => None,
+                false => Some(self.draw.uniform(self.step)?),
+            };
+            let place = draw.map_or(0, |u| shaped.shape.draw(u));
+            // The best token is always kept, and a draw lands on a kept one.
+            let forbidden = DecodeError::AllForbidden { step: self.step, vocabulary: row.len() };
+            let choice = shaped.choice(place, draw).ok_or(forbidden)?;
+            trace.chosen(&mut shaped.shape, &shaped.model);
+            Ok(choice)
+        })
+    }
+
+    /// Runs the rules and hands over what they leave.
+    fn shaped<S: Score, T: Trace<S>, R>(
+        &self,
+        row: &[S],
+        buffers: &mut Buffers<S>,
+        trace: &mut T,
+        then: impl FnOnce(Shaped<'_, S>, &mut T) -> Result<R, DecodeError>,
+    ) -> Result<R, DecodeError> {
         let (edits, shapers) = self.rules.chain().split_at(self.rules.num_edits());
         self.check_width(row.len())?;
         buffers.reserve(row.len());
@@ -190,9 +232,7 @@ impl Step<'_> {
             shape.apply(rule);
             trace.shaped(rule, &mut shape);
         }
-        let choice = self.choose(row, &mut shape, &model, unedited)?;
-        trace.chosen(&mut shape, &model);
-        Ok(choice)
+        then(Shaped { row, shape, model, unedited }, trace)
     }
 
     fn edit<S: Score>(
@@ -212,34 +252,6 @@ impl Step<'_> {
             trace.edited(Some(rule), edit.row);
         }
         Ok(())
-    }
-
-    fn choose<S: Score>(
-        &self,
-        row: &[S],
-        shape: &mut Shape<'_, S>,
-        model: &Model<S>,
-        unedited: bool,
-    ) -> Result<Choice, DecodeError> {
-        let draw = match self.rules.is_greedy() {
-            true => None,
-            false => Some(self.draw.uniform(self.step)?),
-        };
-        let place = draw.map_or(0, |u| shape.draw(u));
-        // The best token is always kept, and a draw lands on a kept one.
-        let forbidden = DecodeError::AllForbidden { step: self.step, vocabulary: row.len() };
-        let chosen = shape.candidate(place).ok_or(forbidden)?;
-        let raw = row[chosen.id as usize].canonical();
-        let rank = if unedited { place } else { rank(row, raw, chosen.id) };
-        Ok(Choice {
-            id: chosen.id,
-            logprob: raw.log_weight(model.top, 1.0) - model.log_mass,
-            sample_logprob: shape.log_probability(chosen),
-            rank: u32::try_from(rank + 1).unwrap_or(u32::MAX),
-            entropy: model.entropy,
-            kept: shape.num_kept(),
-            draw,
-        })
     }
 
     fn check_width(&self, found: usize) -> Result<(), DecodeError> {
@@ -272,6 +284,34 @@ impl<S: Score> Model<S> {
     fn new(top: S, Moments { mass, log_moment, .. }: Moments) -> Self {
         let log_mass = (mass / top.weight(top, 1.0)).ln();
         Self { top, mass, log_mass, entropy: (log_mass - log_moment / mass).max(0.0) }
+    }
+}
+
+/// A row with all rules run.
+struct Shaped<'a, S> {
+    /// As given.
+    row: &'a [S],
+    shape: Shape<'a, S>,
+    model: Model<S>,
+    /// Whether the shape's order is that of the row as given.
+    unedited: bool,
+}
+
+impl<S: Score> Shaped<'_, S> {
+    /// The token at a place of the order, if it is kept.
+    fn choice(&mut self, place: usize, draw: Option<f64>) -> Option<Choice> {
+        let chosen = self.shape.candidate(place)?;
+        let raw = self.row[chosen.id as usize].canonical();
+        let rank = if self.unedited { place } else { rank(self.row, raw, chosen.id) };
+        Some(Choice {
+            id: chosen.id,
+            logprob: raw.log_weight(self.model.top, 1.0) - self.model.log_mass,
+            sample_logprob: self.shape.log_probability(chosen),
+            rank: u32::try_from(rank + 1).unwrap_or(u32::MAX),
+            entropy: self.model.entropy,
+            kept: self.shape.num_kept(),
+            draw,
+        })
     }
 }
 

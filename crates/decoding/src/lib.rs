@@ -2,7 +2,8 @@
 //!
 //! logits → edits (mask, bans, bias, penalties) → temperature and filters, in the order of the
 //! chain → renormalise → one draw. [`Rules`] is that chain as data; [`decide`] runs it without
-//! allocating; [`explain`] runs the same code and tells everything.
+//! allocating; [`best`] gives the first places instead of a draw; [`explain`] runs the same code and
+//! tells everything.
 //!
 //! - After the edits one total order holds: score descending, id ascending. Every filter keeps a
 //!   prefix of it and works on the renormalised distribution that the one before left.
@@ -31,7 +32,7 @@ mod score;
 mod settings;
 pub mod stop;
 
-pub use decide::{Choice, Draw, Scratch, decide};
+pub use decide::{Choice, Draw, Scratch, best, decide};
 pub use error::{DecodeError, RulesError};
 pub use explain::{Changed, Explained, Explanation, Row, RuleEffect, explain};
 pub use history::{History, Mask};

@@ -3,7 +3,7 @@
 
 use decoding::{
     Bias, Boundary, Counter, DecodeError, Draw, Explanation, History, Mask, Measure, Row, Rule,
-    Rules, Scratch, Ties, Window, decide, explain,
+    Rules, Scratch, Ties, Window, best, decide, explain,
 };
 
 fn temperature(t: f64) -> Rule {
@@ -390,4 +390,32 @@ fn an_explanation_names_the_rule_that_dropped_each_token() {
     close(told.candidates[4].model_probability, 0.3, 1e-15);
     close(told.candidates[0].tempered_probability, 0.16 / 0.195, 1e-12);
     assert_eq!(told.candidates[1].interval.map(|i| i[1]), Some(1.0));
+}
+
+/// The best tokens are those of the explanation, place by place, as if each had been chosen.
+#[test]
+fn the_best_are_the_kept_in_order() {
+    let noise = Counter { seed: 21, stream: 0 };
+    let logits: Vec<f32> = (0..500).map(|i| noise.uniform(i) as f32 * 7.0).collect();
+    let history = History::new(&[1, 2, 3], &[]);
+    let chains = [
+        vec![],
+        vec![Rule::Ban { ids: vec![3, 9] }],
+        vec![Rule::Repetition { penalty: 1.2, window: Window::All }, temperature(0.7), top_k(6)],
+    ];
+    for chain in chains {
+        let rules = rules(&chain);
+        let told = explain(&rules, Row::Logits(&logits), &history, Draw::Fixed(0.0), 4).unwrap();
+        let found = best(&rules, &logits, &history, 4, 10, &mut Scratch::new()).unwrap();
+        assert_eq!(found.len(), 10.min(told.choice.kept));
+        for (choice, token) in found.iter().zip(told.kept()) {
+            assert_eq!(choice.id, token.id);
+            close(choice.sample_logprob.exp(), token.probability, 1e-12);
+            close(choice.logprob.exp(), token.model_probability, 1e-12);
+            assert_eq!((choice.kept, choice.draw), (told.choice.kept, None));
+        }
+        assert_eq!(found[0].rank, told.choice.rank);
+    }
+    let error = best(&rules(&[]), &[f32::NAN], &history, 4, 2, &mut Scratch::new()).unwrap_err();
+    assert_eq!(error.step(), 4);
 }

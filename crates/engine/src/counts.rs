@@ -1,7 +1,8 @@
 //! A count model as a source: its logits are the logarithms of its probabilities.
 
-use crate::source::keep_places;
+use crate::source::select_places;
 use crate::{Each, Error, Room, Source};
+use ledger::Plan;
 use models::ngram::Ngram;
 
 /// A count model with the last tokens of every sequence.
@@ -38,6 +39,11 @@ impl Source for CountSource<'_> {
         None
     }
 
+    /// Contexts of a few tokens are not worth a line.
+    fn plan(&self, _prompt: usize, _room: Room) -> Result<Plan, Error> {
+        Ok(Plan::default())
+    }
+
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
         self.contexts = vec![self.model.context(prompt).to_vec(); room.sequences];
         self.logits(prompt, logits);
@@ -56,8 +62,8 @@ impl Source for CountSource<'_> {
         self.contexts = contexts;
     }
 
-    fn keep(&mut self, keep: &[bool]) {
-        keep_places(&mut self.contexts, keep);
+    fn select(&mut self, parents: &[usize]) -> Result<(), Error> {
+        select_places(&mut self.contexts, parents, |context| Ok(context.clone()))
     }
 
     fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! Why a request cannot be answered: facts, not prose.
 
 use decoding::DecodeError;
+use decoding::beam::BeamError;
 use decoding::stop::EmptyStop;
 
 /// Why no tokens come, or no more.
@@ -53,6 +54,26 @@ pub enum Error {
         /// The step and the reason.
         source: DecodeError,
     },
+    /// A beam that cannot be.
+    #[error(transparent)]
+    Beam(#[from] BeamError),
+    /// What a search for the likeliest text has no use for.
+    #[error("beam search takes the likeliest text and cannot use {what}; leave it out")]
+    NotForBeams {
+        /// A rule, or the stop strings.
+        what: String,
+    },
+    /// More sequences asked for than there will be.
+    #[error("{asked} sequences asked for, but {searched} are searched; ask for {searched} at most")]
+    TooManySequences {
+        /// Asked for.
+        asked: usize,
+        /// Width of the beam, or samples to choose among.
+        searched: usize,
+    },
+    /// Memory is not to be had.
+    #[error(transparent)]
+    Memory(#[from] ledger::Error),
     /// Memory, or a model that is none.
     #[error(transparent)]
     Model(#[from] models::Error),
@@ -73,7 +94,7 @@ impl Error {
         };
         match self {
             Self::Decode { source, .. } => broken(source),
-            Self::Model(_) => true,
+            Self::Model(_) | Self::Memory(_) => true,
             _ => false,
         }
     }

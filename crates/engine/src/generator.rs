@@ -3,6 +3,7 @@
 use crate::progress::Progress;
 use crate::{Error, Finish, Room, Sequence, Source};
 use decoding::{Choice, Rules, Scratch};
+use ledger::{Account, Buffer, Plan, Spec};
 use std::ops::ControlFlow;
 use tokenizer::Tokenizer;
 
@@ -48,14 +49,29 @@ pub struct Event<'a> {
 
 /// Generates from a source.
 pub struct Generator<'a, S> {
-    source: S,
-    tokenizer: &'a Tokenizer,
+    pub(crate) source: S,
+    pub(crate) tokenizer: &'a Tokenizer,
 }
 
 impl<'a, S: Source> Generator<'a, S> {
     /// A generator; `tokenizer` is the one that the model was trained with.
     pub fn new(source: S, tokenizer: &'a Tokenizer) -> Self {
         Self { source, tokenizer }
+    }
+
+    /// What answering a request will allocate, beside the model.
+    ///
+    /// # Errors
+    /// When the configuration makes no model.
+    pub fn plan(&self, request: &Request) -> Result<Plan, Error> {
+        let mut plan = self.source.plan(request.prompt.len(), room(request))?;
+        plan.add(&self.logits(request));
+        Ok(plan)
+    }
+
+    /// The model that it generates from.
+    pub fn source(&mut self) -> &mut S {
+        &mut self.source
     }
 
     /// Answers a request, and tells `observe` of every token as it comes.
@@ -98,13 +114,13 @@ impl<'a, S: Source> Generator<'a, S> {
                 if go_on.is_break() {
                     live.iter_mut().for_each(|sequence| sequence.cancel());
                 }
-                self.step(&mut live, &mut logits);
+                self.step(&mut live, &mut logits)?;
             }
         }
         Ok(all.into_iter().map(Progress::done).collect())
     }
 
-    fn check(&self, request: &Request, limit: Option<usize>) -> Result<(), Error> {
+    pub(crate) fn check(&self, request: &Request, limit: Option<usize>) -> Result<(), Error> {
         let (found, vocabulary) = (request.prompt.len(), self.source.vocab_size());
         match limit {
             Some(limit) if found > limit => return Err(Error::PromptTooLong { found, limit }),
@@ -119,12 +135,18 @@ impl<'a, S: Source> Generator<'a, S> {
     }
 
     /// Reads the prompt: the same row of logits for every sequence (S×V).
-    fn begin(&mut self, request: &Request) -> Result<Vec<f32>, Error> {
-        let tokens = request.prompt.len().saturating_add(request.max_tokens);
-        let room = Room { sequences: request.sequences, tokens };
-        let mut row = vec![0.0; self.source.vocab_size()];
-        self.source.begin(&request.prompt, room, &mut row)?;
-        Ok(row.repeat(request.sequences))
+    pub(crate) fn begin(&mut self, request: &Request) -> Result<Buffer<f32>, Error> {
+        let mut logits = Buffer::<f32>::new(&self.logits(request))?;
+        let (first, others) = logits.split_at_mut(self.source.vocab_size());
+        self.source.begin(&request.prompt, room(request), first)?;
+        others.chunks_exact_mut(first.len()).for_each(|row| row.copy_from_slice(first));
+        Ok(logits)
+    }
+
+    /// S×V.
+    fn logits(&self, request: &Request) -> Spec {
+        let len = request.sequences.saturating_mul(self.source.vocab_size());
+        Spec::new("logits of the sequences", Account::Workspace, len)
     }
 
     fn choose(
@@ -157,14 +179,23 @@ impl<'a, S: Source> Generator<'a, S> {
     }
 
     /// Drops the sequences that ended and extends the others by their last token.
-    fn step(&mut self, live: &mut Vec<&mut Progress>, logits: &mut [f32]) {
-        let keep: Vec<bool> = live.iter().map(|sequence| sequence.is_live()).collect();
-        self.source.keep(&keep);
-        live.retain(|sequence| sequence.is_live());
+    fn step(&mut self, live: &mut Vec<&mut Progress>, logits: &mut [f32]) -> Result<(), Error> {
+        if live.iter().any(|sequence| !sequence.is_live()) {
+            let places = live.iter().enumerate().filter(|(_, sequence)| sequence.is_live());
+            self.source.select(&places.map(|(place, _)| place).collect::<Vec<_>>())?;
+            live.retain(|sequence| sequence.is_live());
+        }
         let last: Vec<u32> = live.iter().filter_map(|s| s.ids().last().copied()).collect();
         if !last.is_empty() {
             let wanted = last.len() * self.source.vocab_size();
             self.source.step(&last, &mut logits[..wanted]);
         }
+        Ok(())
     }
+}
+
+/// What is to be remembered for a request.
+fn room(request: &Request) -> Room {
+    let tokens = request.prompt.len().saturating_add(request.max_tokens);
+    Room { sequences: request.sequences, tokens }
 }

@@ -1,5 +1,6 @@
 //! From a prompt to tokens: read the prompt once, then choose → append → one decode step, for all
-//! sequences of a request in one batch. And the score of a text that is given.
+//! sequences of a request in one batch; or a search for the likeliest text. And the score of a text
+//! that is given, alone or beside what the model would have written.
 //!
 //! A [`Source`] gives rows of logits: [`NetworkSource`] runs a network with a cache a sequence,
 //! [`CountSource`] looks up counts. [`Generator`] knows neither; it chooses by
@@ -7,6 +8,7 @@
 //! The draw of token t of sequence s depends on (seed, s, t) alone, so a sequence is the same in
 //! any batch. Not here: files, HTTP, training, pictures.
 
+mod beam;
 mod counts;
 mod error;
 mod generator;
@@ -15,7 +17,9 @@ mod progress;
 mod prompt;
 mod score;
 mod source;
+mod teacher;
 
+pub use beam::BeamSearch;
 pub use counts::CountSource;
 pub use error::Error;
 pub use generator::{Event, Generator, Request};
@@ -24,3 +28,4 @@ pub use progress::{Finish, Sequence, Token};
 pub use prompt::{Prompt, Truncate};
 pub use score::{Route, Scored, score};
 pub use source::{Each, Room, Source};
+pub use teacher::{Forced, Teacher};

@@ -1,9 +1,9 @@
 //! A network as a source: one cache a sequence, one forward pass a step for all of them.
 
-use crate::source::keep_places;
+use crate::source::select_places;
 use crate::{Each, Error, Room, Source};
 use kernels::Team;
-use ledger::Plan;
+use ledger::{Account, Buffer, Plan, Spec};
 use models::{Batch, Cache, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
 
@@ -103,6 +103,10 @@ impl Source for NetworkSource<'_> {
         self.model.config().context_limit()
     }
 
+    fn plan(&self, prompt: usize, room: Room) -> Result<Plan, Error> {
+        NetworkSource::plan(self.model.config(), prompt, room, self.team.threads())
+    }
+
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
         self.reset(prompt.len().min(MOST_ROWS), room)?;
         let mut pieces = prompt.chunks(MOST_ROWS).peekable();
@@ -127,9 +131,9 @@ impl Source for NetworkSource<'_> {
         self.run(logits);
     }
 
-    fn keep(&mut self, keep: &[bool]) {
-        keep_places(&mut self.caches, keep);
-        keep_places(&mut self.read, keep);
+    fn select(&mut self, parents: &[usize]) -> Result<(), Error> {
+        select_places(&mut self.read, parents, |read| Ok(*read))?;
+        select_places(&mut self.caches, parents, |cache| Ok(cache.fork(self.model)?))
     }
 
     fn pass(&mut self, ids: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
@@ -139,7 +143,8 @@ impl Source for NetworkSource<'_> {
             return Ok(());
         }
         self.reset(rows, Room { sequences: 1, tokens: ids.len() })?;
-        let mut logits = vec![0.0; rows * vocab];
+        let spec = Spec::new("logits of a pass", Account::Workspace, rows * vocab);
+        let mut logits = Buffer::<f32>::new(&spec)?;
         for (piece, ids) in ids.chunks(rows).enumerate() {
             self.read(ids, ids.len(), &mut logits);
             for (row, logits) in logits.chunks_exact(vocab).take(ids.len()).enumerate() {

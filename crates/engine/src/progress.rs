@@ -66,6 +66,12 @@ impl Sequence {
     pub fn logprob(&self) -> f64 {
         self.tokens.iter().map(|token| token.choice.logprob).sum()
     }
+
+    /// That sum divided by (tokens)^α: α = 0 favours short texts, α = 1 compares means.
+    #[must_use]
+    pub fn score(&self, length_exponent: f64) -> f64 {
+        self.logprob() / (self.tokens.len().max(1) as f64).powf(length_exponent)
+    }
 }
 
 /// A sequence under way.
@@ -124,6 +130,11 @@ impl Progress {
             (self.ids.len() as u64, Counter { seed: request.seed, stream: self.index });
         let choice = decide(&request.rules, logits, &history, rng, step, scratch)
             .map_err(|source| Error::Decode { sequence: self.index, source })?;
+        Ok((choice, self.append(request, limit, choice)))
+    }
+
+    /// Appends a choice. Answers with the text that may be shown now.
+    pub fn append(&mut self, request: &Request, limit: Option<usize>, choice: Choice) -> String {
         let is_end = request.end.contains(&choice.id);
         self.ids.push(choice.id);
         let piece = if is_end { String::new() } else { self.stream.push(choice.id) };
@@ -136,7 +147,7 @@ impl Progress {
         if !self.is_live() {
             shown += &self.last_text();
         }
-        Ok((choice, shown))
+        shown
     }
 
     /// Ends a sequence that is still under way.

@@ -5,6 +5,7 @@
 
 use crate::{Each, Error, Room, Source};
 use decoding::{Counter, DecodeError, History, Rule, Rules, Scratch, decide};
+use ledger::{Account, Buffer, Spec};
 
 /// By which way the logits come. Both give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,8 @@ pub fn score<S: Source>(source: &mut S, ids: &[u32], route: Route) -> Result<Vec
 }
 
 fn one_by_one<S: Source>(source: &mut S, inputs: &[u32], each: &mut Each<'_>) -> Result<(), Error> {
-    let mut logits = vec![0.0; source.vocab_size()];
+    let spec = Spec::new("logits", Account::Workspace, source.vocab_size());
+    let mut logits = Buffer::<f32>::new(&spec)?;
     for (place, token) in inputs.chunks(1).enumerate() {
         if place == 0 {
             source.begin(token, Room { sequences: 1, tokens: inputs.len() }, &mut logits)?;
@@ -66,7 +68,12 @@ fn one_by_one<S: Source>(source: &mut S, inputs: &[u32], each: &mut Each<'_>) ->
     Ok(())
 }
 
-fn scored(id: u32, step: u64, logits: &[f32], scratch: &mut Scratch) -> Result<Scored, Error> {
+pub(crate) fn scored(
+    id: u32,
+    step: u64,
+    logits: &[f32],
+    scratch: &mut Scratch,
+) -> Result<Scored, Error> {
     let only = Rules::new(vec![Rule::Allow { ids: vec![id] }]).unwrap_or_default();
     let none = History::default();
     match decide(&only, logits, &none, Counter::default(), step, scratch) {

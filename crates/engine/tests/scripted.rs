@@ -3,6 +3,7 @@
 
 use decoding::{Method, Rules, Settings};
 use engine::{Each, Error, Event, Finish, Generator, Request, Room, Sequence, Source};
+use ledger::Plan;
 use proptest::prelude::*;
 use tokenizer::Tokenizer;
 
@@ -44,13 +45,40 @@ impl Source for Scripted {
         assert!(self.limit.is_none_or(|limit| self.read <= limit), "read beyond the context");
         self.write(logits);
     }
-    fn keep(&mut self, keep: &[bool]) {
-        assert_eq!(keep.len(), self.sequences);
-        self.sequences = keep.iter().filter(|&&kept| kept).count();
+    fn select(&mut self, parents: &[usize]) -> Result<(), Error> {
+        assert!(parents.iter().all(|&parent| parent < self.sequences));
+        self.sequences = parents.len();
+        Ok(())
+    }
+    fn plan(&self, _: usize, _: Room) -> Result<Plan, Error> {
+        Ok(Plan::default())
     }
     fn pass(&mut self, _: &[u32], _: &mut Each<'_>) -> Result<(), Error> {
         Ok(())
     }
+}
+
+/// A vocabulary whose blanks are written U+2581, as sentence pieces are.
+fn metaspace(tokens: &[&str]) -> Tokenizer {
+    let vocab: serde_json::Map<_, _> =
+        (0..).zip(tokens).map(|(id, token): (u32, _)| ((*token).to_owned(), id.into())).collect();
+    let file = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": tokens[0]},
+    });
+    Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
+}
+
+/// A byte as byte-level files write it.
+fn byte_sign(byte: u8) -> char {
+    let is_itself = |b: &u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if is_itself(&byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|b| !is_itself(b)).count() as u32;
+    char::from_u32(256 + before).unwrap()
 }
 
 /// A byte-level vocabulary with these tokens, as such files write them.
@@ -104,10 +132,20 @@ fn run(
 
 #[track_caller]
 fn check(tokens: &[&str], stops: &[&str], expected: (&str, Finish, Option<usize>)) {
+    check_with(&tokenizer(tokens), tokens, stops, expected);
+}
+
+#[track_caller]
+fn check_with(
+    tokenizer: &Tokenizer,
+    tokens: &[&str],
+    stops: &[&str],
+    expected: (&str, Finish, Option<usize>),
+) {
     let script: Vec<u32> = (0..tokens.len() as u32).collect();
     let stops = stops.iter().map(ToString::to_string).collect();
     let request = Request { stops, max_tokens: tokens.len(), ..request() };
-    let (sequences, pieces) = run(&tokenizer(tokens), &script, None, &request).unwrap();
+    let (sequences, pieces) = run(tokenizer, &script, None, &request).unwrap();
     let got = &sequences[0];
     assert_eq!((got.text.as_str(), got.finish, got.stop), expected);
     assert_eq!(pieces.concat(), got.text, "streamed text is the text");
@@ -131,6 +169,43 @@ fn o05_characters_over_tokens() {
     check(&["a", "ðŁ"], &[], ("a\u{fffd}", Finish::Length, None));
     check(&["ÿ", "a", "b"], &[], ("\u{fffd}ab", Finish::Length, None));
     check(&["ðŁ", "ĺĢ", "!"], &["😀"], ("", Finish::Stop, Some(0)));
+}
+
+/// The family of four people, 25 bytes, a byte a token: nothing broken is ever shown, and every
+/// piece but the four last bytes of a sign is empty.
+#[test]
+fn o05_a_family_byte_by_byte() {
+    let family = "👨\u{200d}👩\u{200d}👧\u{200d}👦";
+    assert_eq!(family.len(), 25);
+    let signs: std::collections::BTreeSet<u8> = family.bytes().collect();
+    let names: Vec<String> = signs.iter().map(|&byte| byte_sign(byte).to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let place = |byte: u8| signs.iter().position(|&sign| sign == byte).unwrap() as u32;
+    let script: Vec<u32> = family.bytes().map(place).collect();
+    let request = Request { max_tokens: 25, ..request() };
+    let (sequences, pieces) = run(&tokenizer(&names), &script, None, &request).unwrap();
+    assert_eq!((sequences[0].text.as_str(), pieces.concat().as_str()), (family, family));
+    assert_eq!(pieces.iter().filter(|piece| !piece.is_empty()).count(), 7, "seven characters");
+    // Cut inside the second person: streamed and whole agree, with one sign for what is unfinished.
+    let request = Request { max_tokens: 9, ..request };
+    let (sequences, pieces) = run(&tokenizer(&names), &script, None, &request).unwrap();
+    assert_eq!(sequences[0].text, "👨\u{200d}\u{fffd}");
+    assert_eq!(pieces.concat(), sequences[0].text);
+}
+
+/// One leading space goes, once a sequence; the blanks inside stay; byte-level text loses none.
+#[test]
+fn o07_the_leading_space() {
+    for (tokens, expected) in [
+        (&["▁the", "▁process"][..], "the process"),
+        (&["▁", "▁leading", "▁x"], " leading x"),
+        (&["▁▁▁▁", "."], "   ."),
+    ] {
+        check_with(&metaspace(tokens), tokens, &[], (expected, Finish::Length, None));
+    }
+    check(&["Ġa", "Ġb"], &[], (" a b", Finish::Length, None));
+    let tokens = ["▁the", "▁process"];
+    check_with(&metaspace(&tokens), &tokens, &["e p"], ("th", Finish::Stop, Some(0)));
 }
 
 /// Any of several end tokens ends it; none shows; one in the prompt does not count.
@@ -192,12 +267,15 @@ proptest! {
     /// Whatever comes, the pieces that were shown are the decoding in one go.
     #[test]
     fn streamed_text_is_the_text_decoded_at_once(script in prop::collection::vec(0u32..7, 0..40)) {
-        let tokenizer = tokenizer(&["a", "Ġb", "ðŁ", "ĺĢ", "ÿ", "Ċ", "Ã"]);
-        let request = Request { max_tokens: script.len(), ..request() };
-        let (sequences, pieces) = run(&tokenizer, &script, None, &request).unwrap();
-        let whole = tokenizer.decode(&script);
-        prop_assert_eq!(&pieces.concat(), &whole);
-        prop_assert_eq!(&sequences[0].text, &whole);
+        let bytes = tokenizer(&["a", "Ġb", "ðŁ", "ĺĢ", "ÿ", "Ċ", "Ã"]);
+        let pieces = metaspace(&["▁a", "b", "▁", "▁▁▁", "c▁", ".", "▁▁d"]);
+        for tokenizer in [bytes, pieces] {
+            let request = Request { max_tokens: script.len(), ..request() };
+            let (sequences, pieces) = run(&tokenizer, &script, None, &request).unwrap();
+            let whole = tokenizer.decode(&script);
+            prop_assert_eq!(&pieces.concat(), &whole);
+            prop_assert_eq!(&sequences[0].text, &whole);
+        }
     }
 }
 

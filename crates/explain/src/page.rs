@@ -4,6 +4,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::record::{Record, StepRecord};
+use crate::teacher;
 use crate::terminal::{Picture, terminal};
 use crate::token::visible;
 
@@ -36,7 +37,7 @@ pub fn page(record: &Record) -> String {
                         }
                     }
                 }
-                main { (prefix_row(record)) (live()) (side_by_side(record)) (without_script(record)) }
+                main { (prefix_row(record)) (teacher::section(record)) (live()) (side_by_side(record)) (without_script(record)) }
                 footer {
                     p #check {}
                     p { "Made by autoreg. Everything on this page is in this file." }
@@ -164,6 +165,7 @@ mod tests {
             rules: rules.chain().to_vec(),
             steps: vec![step],
             continuations: Vec::new(),
+            teacher: None,
         }
     }
 

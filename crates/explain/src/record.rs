@@ -1,6 +1,7 @@
 //! What is kept of a step for pictures: the best candidates in full, the others as a histogram of
 //! their logits, so that a page can work out masses at any temperature without the whole row.
 
+use crate::teacher::TeacherRecord;
 use decoding::{Choice, Explanation, Rule, RuleEffect};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,9 @@ pub struct Record {
     /// Other continuations of the same prefix, to stand side by side. May be empty.
     #[serde(default)]
     pub continuations: Vec<Continuation>,
+    /// The true continuation beside these steps, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherRecord>,
 }
 
 /// What one setting made of the prefix.

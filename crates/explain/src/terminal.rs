@@ -38,7 +38,7 @@ const TEXT_WIDTH: usize = 14;
 const FIGURES_WIDTH: usize = 2 + TEXT_WIDTH + 3 * 8 + 2;
 const GREEN: &str = "32;1";
 const GREY: &str = "2";
-const CYAN: &str = "36";
+pub(crate) const CYAN: &str = "36";
 
 /// Draws a step. Ends with a line end.
 #[must_use]
@@ -57,7 +57,7 @@ macro_rules! line {
     ($out:expr, $($format:tt)*) => { let _ = writeln!($out, $($format)*); };
 }
 
-fn paint(picture: Picture, code: &str, text: &str) -> String {
+pub(crate) fn paint(picture: Picture, code: &str, text: &str) -> String {
     match picture.colour {
         Colour::On => format!("\x1b[{code}m{text}\x1b[0m"),
         Colour::Off => text.to_owned(),

@@ -1,11 +1,13 @@
 //! The page in a headless Chromium: its script must work the recorded choices out again.
-//! Skipped with a line where no Chromium is found (`AUTOREG_CHROMIUM` names one).
 //! With `AUTOREG_PAGES=DIR` the pages are kept there, to be looked at.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+#[path = "../../../tests/common/browser.rs"]
+mod browser;
 
+use std::path::PathBuf;
+
+use browser::Browser;
 use decoding::{Counter, Draw, History, Preset, Row, Rule, Rules, Settings, explain};
 use explain::{Continuation, Record, StepRecord, page};
 
@@ -62,29 +64,8 @@ fn record(rules: &Rules, num_steps: u64) -> Record {
             continuation("greedy", &[" report", "\n"], -2.25),
             continuation("T = 2", &[" numbers", " it", " schedule"], -9.5),
         ],
+        teacher: None,
     }
-}
-
-fn chromium() -> Option<PathBuf> {
-    let named = std::env::var_os("AUTOREG_CHROMIUM").map(PathBuf::from);
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    named.or_else(|| {
-        std::env::split_paths(&folders)
-            .flat_map(|folder| {
-                ["chromium", "chromium-browser", "google-chrome"].map(|n| folder.join(n))
-            })
-            .find(|path| path.is_file())
-    })
-}
-
-fn dom(browser: &Path, file: &Path, profile: &Path) -> String {
-    let run = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .arg(format!("file://{}", file.display()))
-        .output()
-        .unwrap();
-    String::from_utf8_lossy(&run.stdout).into_owned()
 }
 
 /// Chains of every kind: no rule, each preset's order with all filters, greedy, edits.
@@ -112,10 +93,7 @@ fn chains() -> Vec<(String, Rules)> {
 
 #[test]
 fn the_browser_works_out_the_recorded_choices() {
-    let Some(browser) = chromium() else {
-        println!("skipped: no Chromium found; set AUTOREG_CHROMIUM");
-        return;
-    };
+    let Some(browser) = Browser::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let kept = std::env::var_os("AUTOREG_PAGES").map(PathBuf::from);
     for (name, rules) in chains() {
@@ -124,7 +102,8 @@ fn the_browser_works_out_the_recorded_choices() {
         if let Some(kept) = &kept {
             std::fs::copy(&file, kept.join(format!("{name}.html"))).unwrap();
         }
-        let dom = dom(&browser, &file, &folder.path().join("profile"));
+        let browser::Loaded { dom, console } = browser.load(&file);
+        assert!(console.is_empty(), "{name}: {console:?}");
         assert!(dom.contains("data-ok=\"true\""), "{name}: {}", check_line(&dom));
         assert!(dom.contains("all 6 steps give the recorded choice"), "{name}");
         // Bars, interval, three temperatures, greedy and sampling.
@@ -136,8 +115,20 @@ fn the_browser_works_out_the_recorded_choices() {
     wrong.steps[1].choice.kept = 3;
     let file = folder.path().join("wrong.html");
     std::fs::write(&file, page(&wrong)).unwrap();
-    let dom = dom(&browser, &file, &folder.path().join("profile"));
+    let dom = browser.load(&file).dom;
     assert!(dom.contains("data-ok=\"false\"") && dom.contains("differ from the record: 1"));
+}
+
+/// The test of the tests: a page that fails says so on the console.
+#[test]
+fn a_fault_is_seen() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("page.html");
+    std::fs::write(&file, "<body><script>missing();</script></body>").unwrap();
+    let loaded = browser.load_and(&file, "say('here');");
+    assert_eq!(loaded.said(), "here\n");
+    assert!(loaded.console.len() == 1 && loaded.console[0].contains("missing"), "{loaded:?}");
 }
 
 fn check_line(dom: &str) -> &str {

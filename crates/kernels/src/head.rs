@@ -1,10 +1,10 @@
 //! The output projection fused with softmax and cross-entropy: logits are never stored whole.
 //!
-//! 64 rows at a time. Each worker owns a run of the vocabulary, so that its weights and their
-//! gradient stay in its own cache; logits are kept transposed (a vocabulary entry a line, the
-//! rows as lanes), so that softmax needs no sum across lanes and all three products read memory
-//! in order. A row's result is built from blocks of 256 entries in ascending order, whatever the
-//! number of workers.
+//! 64 rows at a time. A task owns a run of the vocabulary: it ends the chunk before (gradients) and
+//! begins the next (logits) while its weights are in the cache. Logits are kept transposed (a
+//! vocabulary entry a line, the rows as lanes), so that softmax needs no sum across lanes and all
+//! three products read memory in order. A row's result is built from the runs in ascending order,
+//! whoever computed them.
 
 use crate::lanes::{LANES, Lanes, stamp};
 use crate::math;
@@ -14,10 +14,14 @@ use crate::team::Team;
 
 /// Rows that are in work at a time.
 pub const HEAD_ROWS: usize = 64;
-/// Vocabulary entries whose maximum, sum and share of d_x belong together.
-const BLOCK: usize = 256;
-/// Entries between two looks at memory.
+/// Vocabulary entries that are in work at a time: their logits have a maximum and a sum.
 const STEP: usize = 64;
+/// Entries a task takes at least; its share of d_x is a sum over them.
+const GROUP: usize = 256;
+/// Tasks at most, so that the shares of d_x do not grow with V.
+const MAX_GROUPS: usize = 64;
+/// Lines of statistics a step: maxima, sums, best entries.
+const STATS: usize = 3;
 /// Larger than any id, and exact in f32 with any id subtracted.
 const TOP: f32 = 8_388_608.0;
 
@@ -56,22 +60,29 @@ pub enum HeadOutput<'a> {
 
 /// Where the parts of the workspace start; the logits of the chunk come first.
 struct Layout {
-    blocks: usize,
+    /// Vocabulary entries a share of d_x sums over.
+    group: usize,
+    groups: usize,
     turned: usize,
-    per_block: usize,
+    stats: usize,
     target: usize,
+    max: usize,
+    factor: usize,
     d_x: usize,
     total: usize,
 }
 
 fn layout(width: usize, vocab: usize, gradients: bool) -> Layout {
-    let blocks = vocab.div_ceil(BLOCK);
+    let group = vocab.div_ceil(MAX_GROUPS).next_multiple_of(STEP).max(GROUP);
+    let groups = vocab.div_ceil(group);
     let turned = vocab * HEAD_ROWS;
-    let per_block = turned + width * HEAD_ROWS;
-    let target = per_block + blocks * 3 * HEAD_ROWS;
-    let d_x = target + HEAD_ROWS;
-    let total = d_x + if gradients { blocks * HEAD_ROWS * width } else { 0 };
-    Layout { blocks, turned, per_block, target, d_x, total }
+    let stats = turned + width * HEAD_ROWS;
+    let target = stats + vocab.div_ceil(STEP) * STATS * HEAD_ROWS;
+    let max = target + HEAD_ROWS;
+    let factor = max + HEAD_ROWS;
+    let d_x = factor + HEAD_ROWS;
+    let total = d_x + if gradients { groups * HEAD_ROWS * width } else { 0 };
+    Layout { group, groups, turned, stats, target, max, factor, d_x, total }
 }
 
 /// Values of workspace that [`head_cross_entropy`] needs: it grows with V, not with R.
@@ -118,66 +129,64 @@ pub fn head_cross_entropy(
             (1.0, &mut [][..], &mut [][..], &mut [][..], &mut **ids, &mut **probabilities)
         }
     };
-    let work = Split::new(&mut workspace[..layout.total]);
+    let head = Head {
+        width,
+        vocab,
+        weight,
+        bias,
+        scale,
+        gradients,
+        layout: &layout,
+        work: Split::new(&mut workspace[..layout.total]),
+    };
     let (losses, ids, best) = (Split::new(losses), Split::new(ids), Split::new(best));
     let (d_x, d_weight, d_bias) = (Split::new(d_x), Split::new(d_weight), Split::new(d_bias));
-    let barrier = team.barrier();
-    let workers = team.threads();
-    team.run(|worker| {
-        let own = |n: usize| n * worker / workers..n * (worker + 1) / workers;
-        let mut done: Option<(usize, usize)> = None;
-        for first in (0..rows).step_by(HEAD_ROWS) {
-            let count = HEAD_ROWS.min(rows - first);
-            let chunk = Chunk {
-                x: &x[first * width..(first + count) * width],
-                count,
-                width,
-                layout: &layout,
-            };
-            let targets = &targets[first..first + count];
-            // SAFETY: between barriers each worker writes its own columns, blocks or rows only.
+    let chunk = |i: usize| {
+        let range = i * HEAD_ROWS..rows.min((i + 1) * HEAD_ROWS);
+        Chunk { x: &x[range.start * width..range.end * width], targets: &targets[range] }
+    };
+    let chunks = rows.div_ceil(HEAD_ROWS);
+    let row_tasks = HEAD_ROWS / LANES;
+    let lanes = |task: usize| task * LANES..(task + 1) * LANES;
+    if rows > 0 {
+        // SAFETY: each task writes its own lanes.
+        team.tasks(row_tasks, |task| unsafe { head.turn(&chunk(0), lanes(task)) });
+    }
+    for stage in 0..chunks + usize::from(gradients) {
+        let (now, before) = (stage < chunks, stage > 0 && gradients);
+        team.tasks(layout.groups, |group| {
+            // SAFETY: a task writes the logits, statistics, gradients and share of its own group.
             unsafe {
-                if let Some((first, count)) = done.filter(|_| gradients) {
-                    chunk.gather_d_x(&work, &d_x, first, own(count));
+                if before {
+                    head.gradients(&chunk(stage - 1), group, &d_weight, &d_bias);
                 }
-                chunk.turn(&work, own(width));
-                barrier.wait();
-                for b in own(layout.blocks) {
-                    chunk.logits(&work, weight, bias, targets, b, vocab, !gradients);
+                if now {
+                    head.logits(&chunk(stage), group);
                 }
-                barrier.wait();
-                let total = chunk.combine(&work);
-                if worker == 0 {
-                    let out = losses.part(first..first + count);
-                    let target = work.part(layout.target..layout.target + HEAD_ROWS);
-                    for (r, loss) in out.iter_mut().enumerate() {
-                        let ignored = targets[r] == u32::MAX;
-                        *loss = if ignored { 0.0 } else { total.log_sum[r] - target[r] };
-                    }
-                    if !gradients {
-                        let (ids, best) =
-                            (ids.part(first..first + count), best.part(first..first + count));
-                        ids.copy_from_slice(&total.ids[..count]);
-                        best.copy_from_slice(&total.best[..count]);
-                    }
-                }
-                if gradients {
-                    for b in own(layout.blocks) {
-                        chunk.gradients(
-                            &work, &total, targets, b, vocab, scale, weight, &d_weight, &d_bias,
-                        );
-                    }
-                }
-                barrier.wait();
             }
-            done = Some((first, count));
-        }
-        if let Some((first, count)) = done.filter(|_| gradients) {
-            let chunk = Chunk { x: &[], count, width, layout: &layout };
-            // SAFETY: each worker writes its own rows.
-            unsafe { chunk.gather_d_x(&work, &d_x, first, own(count)) };
-        }
-    });
+        });
+        team.tasks(row_tasks, |task| {
+            // SAFETY: a task writes what belongs to its own lanes and rows.
+            unsafe {
+                if before {
+                    head.gather_d_x(&d_x, (stage - 1) * HEAD_ROWS, rows, lanes(task));
+                }
+                if now {
+                    head.combine(lanes(task));
+                    head.conclude(
+                        &chunk(stage),
+                        lanes(task),
+                        stage * HEAD_ROWS,
+                        [&losses, &best],
+                        &ids,
+                    );
+                }
+                if stage + 1 < chunks {
+                    head.turn(&chunk(stage + 1), lanes(task));
+                }
+            }
+        });
+    }
 }
 
 /// Values of workspace that [`head_logits`] needs.
@@ -231,203 +240,192 @@ pub fn head_logits(
     }
 }
 
-/// The softmax of a chunk's rows, put together from all blocks.
-struct Total {
-    max: [f32; HEAD_ROWS],
-    sum: [f32; HEAD_ROWS],
-    log_sum: [f32; HEAD_ROWS],
-    ids: [u32; HEAD_ROWS],
-    best: [f32; HEAD_ROWS],
+/// What all chunks share.
+struct Head<'a> {
+    width: usize,
+    vocab: usize,
+    weight: &'a [f32],
+    bias: &'a [f32],
+    scale: f32,
+    gradients: bool,
+    layout: &'a Layout,
+    work: Split<'a, f32>,
 }
 
+/// Up to 64 rows.
 struct Chunk<'a> {
     x: &'a [f32],
-    count: usize,
-    width: usize,
-    layout: &'a Layout,
+    targets: &'a [u32],
 }
 
-impl Chunk<'_> {
+impl Head<'_> {
+    /// The vocabulary entries of a group, a step at a time.
+    fn steps(&self, group: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let to = self.vocab.min((group + 1) * self.layout.group);
+        (group * self.layout.group..to).step_by(STEP).map(move |v| v..to.min(v + STEP))
+    }
+
+    /// The statistics of the step that starts at entry v.
+    fn stats(&self, v: usize) -> std::ops::Range<usize> {
+        let at = self.layout.stats + v / STEP * STATS * HEAD_ROWS;
+        at..at + STATS * HEAD_ROWS
+    }
+
     /// xᵀ, C×64, columns past the chunk's rows zero.
-    unsafe fn turn(&self, work: &Split<f32>, columns: std::ops::Range<usize>) {
-        let at = self.layout.turned;
-        // SAFETY: each worker turns its own columns.
-        let out =
-            unsafe { work.part(at + columns.start * HEAD_ROWS..at + columns.end * HEAD_ROWS) };
-        for (line, c) in out.chunks_exact_mut(HEAD_ROWS).zip(columns) {
-            for (r, v) in line.iter_mut().enumerate() {
-                *v = if r < self.count { self.x[r * self.width + c] } else { 0.0 };
+    unsafe fn turn(&self, chunk: &Chunk, rows: std::ops::Range<usize>) {
+        for c in 0..self.width {
+            let at = self.layout.turned + c * HEAD_ROWS;
+            // SAFETY: each task turns its own rows.
+            let line = unsafe { self.work.part(at + rows.start..at + rows.end) };
+            for (v, r) in line.iter_mut().zip(rows.clone()) {
+                *v = chunk.x.get(r * self.width + c).copied().unwrap_or(0.0);
             }
         }
     }
 
-    /// Block b: e^{z - max} in place of the logits, the rows' maxima and sums beside them.
-    unsafe fn logits(
-        &self,
-        work: &Split<f32>,
-        weight: &[f32],
-        bias: &[f32],
-        targets: &[u32],
-        b: usize,
-        vocab: usize,
-        best: bool,
-    ) {
-        let (from, to) = (b * BLOCK, ((b + 1) * BLOCK).min(vocab));
+    /// A group: e^{z - max} in place of the logits, a step's maxima and sums beside them.
+    unsafe fn logits(&self, chunk: &Chunk, group: usize) {
         let width = self.width;
-        // SAFETY: a block's logits, statistics and target logits belong to one worker; the
-        // turned chunk is only read here.
-        unsafe {
-            let logits = work.part(from * HEAD_ROWS..to * HEAD_ROWS);
-            let turned = work.pointer().add(self.layout.turned);
-            let at = self.layout.per_block + b * 3 * HEAD_ROWS;
-            let stats = work.part(at..at + 3 * HEAD_ROWS);
-            stats[..HEAD_ROWS].fill(f32::NEG_INFINITY);
-            for v in (from..to).step_by(STEP) {
-                let n = STEP.min(to - v);
-                let part = &mut logits[(v - from) * HEAD_ROWS..(v - from + n) * HEAD_ROWS];
-                let a = Strided { start: weight.as_ptr().add(v * width), row: width, col: 1 };
-                block(
-                    a,
-                    turned,
-                    HEAD_ROWS,
-                    part.as_mut_ptr(),
-                    HEAD_ROWS,
-                    n,
-                    HEAD_ROWS,
-                    width,
-                    Init::Zero,
-                );
-                let bias = if bias.is_empty() { bias } else { &bias[v..v + n] };
+        for step in self.steps(group) {
+            // SAFETY: a group's logits, statistics and target logits belong to one task; the
+            // turned chunk is only read here.
+            unsafe {
+                let part = self.work.part(step.start * HEAD_ROWS..step.end * HEAD_ROWS);
+                let stats = self.work.part(self.stats(step.start));
+                let start = self.weight.as_ptr().add(step.start * width);
+                let a = Strided { start, row: width, col: 1 };
+                let turned = self.work.pointer().add(self.layout.turned);
+                let (c, n) = (part.as_mut_ptr(), step.len());
+                block(a, turned, HEAD_ROWS, c, HEAD_ROWS, n, HEAD_ROWS, width, Init::Zero);
+                let bias = if self.bias.is_empty() { &[] } else { &self.bias[step.clone()] };
                 bias_and_max(part, bias, &mut stats[..HEAD_ROWS]);
-            }
-            for (r, &t) in targets.iter().enumerate() {
-                let t = t as usize;
-                if (from..to).contains(&t) {
-                    work.part(self.layout.target + r..self.layout.target + r + 1)[0] =
-                        logits[(t - from) * HEAD_ROWS + r];
+                for (r, &t) in chunk.targets.iter().enumerate() {
+                    let t = t as usize;
+                    if step.contains(&t) {
+                        let at = self.layout.target + r;
+                        self.work.part(at..at + 1)[0] = part[(t - step.start) * HEAD_ROWS + r];
+                    }
                 }
+                if !self.gradients {
+                    find_best(part, stats, step.start as f32);
+                }
+                exp_and_sum(part, stats);
             }
-            if best {
-                find_best(logits, stats, from as f32);
-            }
-            exp_and_sum(logits, stats);
         }
     }
 
-    /// Puts the blocks of every row together, in ascending order.
-    unsafe fn combine(&self, work: &Split<f32>) -> Total {
+    /// The softmax of some lanes, put together from all steps in ascending order: the maximum and
+    /// the sum.
+    unsafe fn combine(&self, rows: std::ops::Range<usize>) {
         let l = self.layout;
-        // SAFETY: only read between these barriers.
-        let stats: &[f32] =
-            unsafe { work.part(l.per_block..l.per_block + l.blocks * 3 * HEAD_ROWS) };
-        let mut total = Total {
-            max: [f32::NEG_INFINITY; HEAD_ROWS],
-            sum: [0.0; HEAD_ROWS],
-            log_sum: [0.0; HEAD_ROWS],
-            ids: [0; HEAD_ROWS],
-            best: [0.0; HEAD_ROWS],
-        };
-        for stats in stats.chunks_exact(3 * HEAD_ROWS) {
-            for (r, max) in total.max.iter_mut().enumerate() {
-                if stats[r] > *max {
-                    *max = stats[r];
-                    total.ids[r] = (TOP - stats[2 * HEAD_ROWS + r]) as u32;
+        // SAFETY: the statistics are only read now; each task writes its own lanes.
+        unsafe {
+            let stats = self.work.read(l.stats..l.target);
+            let max = self.work.part(l.max + rows.start..l.max + rows.end);
+            let sum = self.work.part(l.factor + rows.start..l.factor + rows.end);
+            combine(&stats[rows.start..], max, sum);
+        }
+    }
+
+    /// Loss and best entry of some rows; leaves what their gradients are multiplied by.
+    unsafe fn conclude(
+        &self,
+        chunk: &Chunk,
+        rows: std::ops::Range<usize>,
+        first: usize,
+        [losses, best]: [&Split<f32>; 2],
+        ids: &Split<u32>,
+    ) {
+        let l = self.layout;
+        for r in rows {
+            // SAFETY: each task writes its own rows.
+            unsafe {
+                let factor = self.work.part(l.factor + r..l.factor + r + 1);
+                let sum = factor[0];
+                factor[0] = 0.0;
+                let Some(&target) = chunk.targets.get(r) else { continue };
+                let max = self.work.read(l.max + r..l.max + r + 1)[0];
+                let row = first + r..first + r + 1;
+                let loss = &mut losses.part(row.clone())[0];
+                *loss = 0.0;
+                if target != u32::MAX {
+                    *loss = max + sum.ln() - self.work.read(l.target + r..l.target + r + 1)[0];
+                    factor[0] = self.scale / sum;
+                }
+                if !self.gradients {
+                    best.part(row.clone())[0] = 1.0 / sum;
+                    let of_max =
+                        (0..self.vocab).step_by(STEP).map(|v| self.work.read(self.stats(v)));
+                    let step = of_max.into_iter().find(|stats| stats[r] == max);
+                    ids.part(row)[0] =
+                        step.map_or(0, |stats| (TOP - stats[2 * HEAD_ROWS + r]) as u32);
                 }
             }
         }
-        let mut factor = [0.0f32; HEAD_ROWS];
-        for stats in stats.chunks_exact(3 * HEAD_ROWS) {
-            factors(&mut factor, &stats[..HEAD_ROWS], &total.max);
-            for r in 0..HEAD_ROWS {
-                total.sum[r] += stats[HEAD_ROWS + r] * factor[r];
-            }
-        }
-        for r in 0..HEAD_ROWS {
-            total.log_sum[r] = total.max[r] + total.sum[r].ln();
-            total.best[r] = 1.0 / total.sum[r];
-        }
-        total
     }
 
-    /// Block b: d_logits in place, added to d_weight and d_bias, its share of d_x put aside.
+    /// A group: d_logits in place, added to d_weight and d_bias, its share of d_x put aside.
     unsafe fn gradients(
         &self,
-        work: &Split<f32>,
-        total: &Total,
-        targets: &[u32],
-        b: usize,
-        vocab: usize,
-        scale: f32,
-        weight: &[f32],
+        chunk: &Chunk,
+        group: usize,
         d_weight: &Split<f32>,
         d_bias: &Split<f32>,
     ) {
-        let (from, to) = (b * BLOCK, ((b + 1) * BLOCK).min(vocab));
-        let (width, l) = (self.width, self.layout);
-        // SAFETY: a block's logits, gradients and share of d_x belong to one worker.
+        let (width, l, count) = (self.width, self.layout, chunk.targets.len());
+        // SAFETY: a group's logits, gradients and share of d_x belong to one task.
         unsafe {
-            let logits = work.part(from * HEAD_ROWS..to * HEAD_ROWS);
-            let stats =
-                work.part(l.per_block + b * 3 * HEAD_ROWS..l.per_block + (b * 3 + 1) * HEAD_ROWS);
-            let mut factor = [0.0f32; HEAD_ROWS];
-            factors(&mut factor, stats, &total.max);
-            for (r, f) in factor.iter_mut().enumerate() {
-                let counted = r < self.count && targets[r] != u32::MAX;
-                *f = if counted { *f * (scale / total.sum[r]) } else { 0.0 };
-            }
-            let share_at = l.d_x + b * HEAD_ROWS * width;
-            let share = work.part(share_at..share_at + HEAD_ROWS * width);
-            for v in (from..to).step_by(STEP) {
-                let n = STEP.min(to - v);
-                let part = &mut logits[(v - from) * HEAD_ROWS..(v - from + n) * HEAD_ROWS];
-                scale_lines(part, &factor);
-                for (r, &t) in targets.iter().enumerate() {
+            let share_at = l.d_x + group * HEAD_ROWS * width;
+            let share = self.work.part(share_at..share_at + HEAD_ROWS * width);
+            let line = |at: usize| self.work.read(at..at + HEAD_ROWS);
+            let mut start = Init::Zero;
+            for step in self.steps(group) {
+                let n = step.len();
+                let part = self.work.part(step.start * HEAD_ROWS..step.end * HEAD_ROWS);
+                let stats = self.work.read(self.stats(step.start));
+                let (max, factor) = (line(l.max), line(l.factor));
+                scale_lines(part, &stats[..HEAD_ROWS], max, factor);
+                for (r, &t) in chunk.targets.iter().enumerate() {
                     let t = t as usize;
-                    if (v..v + n).contains(&t) {
-                        part[(t - v) * HEAD_ROWS + r] -= scale;
+                    if step.contains(&t) {
+                        part[(t - step.start) * HEAD_ROWS + r] -= self.scale;
                     }
                 }
                 if d_bias.len() > 0 {
-                    add_line_sums(part, d_bias.part(v..v + n));
+                    add_line_sums(part, d_bias.part(step.clone()));
                 }
-                let dw = d_weight.part(v * width..(v + n) * width);
+                let dw = d_weight.part(step.start * width..step.end * width).as_mut_ptr();
                 let lines = Strided { start: part.as_ptr(), row: HEAD_ROWS, col: 1 };
-                block(
-                    lines,
-                    self.x.as_ptr(),
-                    width,
-                    dw.as_mut_ptr(),
-                    width,
-                    n,
-                    width,
-                    self.count,
-                    Init::Keep,
-                );
+                block(lines, chunk.x.as_ptr(), width, dw, width, n, width, count, Init::Keep);
                 let rows = Strided { start: part.as_ptr(), row: 1, col: HEAD_ROWS };
-                let start = if v == from { Init::Zero } else { Init::Keep };
-                let w = weight.as_ptr().add(v * width);
-                block(rows, w, width, share.as_mut_ptr(), width, self.count, width, n, start);
+                let w = self.weight.as_ptr().add(step.start * width);
+                block(rows, w, width, share.as_mut_ptr(), width, count, width, n, start);
+                start = Init::Keep;
             }
         }
     }
 
-    /// d_x of rows `rows` of the chunk that started at `first`: the blocks' shares in order.
+    /// d_x of some rows of the chunk that starts at row `first`: the groups' shares in order.
     unsafe fn gather_d_x(
         &self,
-        work: &Split<f32>,
         d_x: &Split<f32>,
         first: usize,
+        all: usize,
         rows: std::ops::Range<usize>,
     ) {
+        let end = all.min(first + rows.end) - first;
+        if rows.start >= end {
+            return;
+        }
         let (width, l) = (self.width, self.layout);
-        let range = rows.start * width..rows.end * width;
-        // SAFETY: each worker gathers its own rows; the shares are only read.
+        let range = rows.start * width..end * width;
+        // SAFETY: each task gathers its own rows; the shares are only read.
         unsafe {
-            let out = d_x.part((first + rows.start) * width..(first + rows.end) * width);
-            for b in 0..l.blocks {
-                let at = l.d_x + b * HEAD_ROWS * width;
-                let share: &[f32] = work.part(at + range.start..at + range.end);
-                if b == 0 {
+            let out = d_x.part((first + rows.start) * width..(first + end) * width);
+            for group in 0..l.groups {
+                let at = l.d_x + group * HEAD_ROWS * width;
+                let share = self.work.read(at + range.start..at + range.end);
+                if group == 0 {
                     out.copy_from_slice(share);
                 } else {
                     out.iter_mut().zip(share).for_each(|(o, s)| *o += s);
@@ -443,10 +441,7 @@ const VECS: usize = HEAD_ROWS / LANES;
 unsafe fn bias_and_max_body<S: Lanes>(lines: &mut [f32], bias: &[f32], max: &mut [f32]) {
     // SAFETY: lines and max hold whole lines of 64 values.
     unsafe {
-        let mut top = [S::splat(0.0); VECS];
-        for (i, t) in top.iter_mut().enumerate() {
-            *t = S::load(max.as_ptr().add(i * LANES));
-        }
+        let mut top = [S::splat(f32::NEG_INFINITY); VECS];
         for (v, line) in lines.chunks_exact_mut(HEAD_ROWS).enumerate() {
             let b = S::splat(if bias.is_empty() { 0.0 } else { bias[v] });
             for (i, t) in top.iter_mut().enumerate() {
@@ -521,31 +516,45 @@ fn exp_and_sum(lines: &mut [f32], stats: &mut [f32]) {
 }
 
 #[inline(always)]
-unsafe fn factors_body<S: Lanes>(out: &mut [f32], local: &[f32], max: &[f32]) {
-    // SAFETY: three lines of 64 values.
+unsafe fn combine_body<S: Lanes>(stats: &[f32], max: &mut [f32], sum: &mut [f32]) {
+    // SAFETY: one vector of max and sum; the statistics of a step hold three lines.
     unsafe {
-        for i in 0..VECS {
-            let difference =
-                S::load(local.as_ptr().add(i * LANES)).sub(S::load(max.as_ptr().add(i * LANES)));
-            math::exp_share(difference).store(out.as_mut_ptr().add(i * LANES));
+        let mut top = S::splat(f32::NEG_INFINITY);
+        for stats in stats.chunks(STATS * HEAD_ROWS) {
+            top = top.max(S::load(stats.as_ptr()));
         }
+        let mut total = S::splat(0.0);
+        for stats in stats.chunks(STATS * HEAD_ROWS) {
+            let factor = math::exp_share(S::load(stats.as_ptr()).sub(top));
+            total = S::load(stats.as_ptr().add(HEAD_ROWS)).fma(factor, total);
+        }
+        top.store(max.as_mut_ptr());
+        total.store(sum.as_mut_ptr());
     }
 }
-stamp!(fn factors_raw(out: &mut [f32], local: &[f32], max: &[f32]) = factors_body);
-/// out = e^{local - max}
-fn factors(out: &mut [f32], local: &[f32], max: &[f32]) {
-    assert!(out.len() == HEAD_ROWS && local.len() == HEAD_ROWS && max.len() == HEAD_ROWS);
-    // SAFETY: whole lines.
-    unsafe { factors_raw(out, local, max) }
+stamp!(fn combine_raw(stats: &[f32], max: &mut [f32], sum: &mut [f32]) = combine_body);
+/// The maximum of the steps' maxima and Σ sum·e^{their maximum - max}, one vector of rows.
+fn combine(stats: &[f32], max: &mut [f32], sum: &mut [f32]) {
+    assert!(max.len() == LANES && sum.len() == LANES);
+    assert!(stats.chunks(STATS * HEAD_ROWS).all(|s| s.len() >= HEAD_ROWS + LANES));
+    // SAFETY: checked above.
+    unsafe { combine_raw(stats, max, sum) }
 }
 
 #[inline(always)]
-unsafe fn scale_lines_body<S: Lanes>(lines: &mut [f32], factor: &[f32]) {
+unsafe fn scale_lines_body<S: Lanes>(
+    lines: &mut [f32],
+    local: &[f32],
+    max: &[f32],
+    factor: &[f32],
+) {
     // SAFETY: whole lines.
     unsafe {
         let mut f = [S::splat(0.0); VECS];
         for (i, f) in f.iter_mut().enumerate() {
-            *f = S::load(factor.as_ptr().add(i * LANES));
+            let [local, max, factor] =
+                [local, max, factor].map(|x| S::load(x.as_ptr().add(i * LANES)));
+            *f = math::exp_share(local.sub(max)).mul(factor);
         }
         for line in lines.chunks_exact_mut(HEAD_ROWS) {
             for (i, f) in f.iter().enumerate() {
@@ -555,11 +564,15 @@ unsafe fn scale_lines_body<S: Lanes>(lines: &mut [f32], factor: &[f32]) {
         }
     }
 }
-stamp!(fn scale_lines_raw(lines: &mut [f32], factor: &[f32]) = scale_lines_body);
-fn scale_lines(lines: &mut [f32], factor: &[f32]) {
-    assert!(factor.len() == HEAD_ROWS && lines.len().is_multiple_of(HEAD_ROWS));
+stamp!(fn scale_lines_raw(
+    lines: &mut [f32], local: &[f32], max: &[f32], factor: &[f32]
+) = scale_lines_body);
+/// Every line times e^{local - max}·factor.
+fn scale_lines(lines: &mut [f32], local: &[f32], max: &[f32], factor: &[f32]) {
+    assert!([local, max, factor].iter().all(|x| x.len() == HEAD_ROWS));
+    assert!(lines.len().is_multiple_of(HEAD_ROWS));
     // SAFETY: whole lines.
-    unsafe { scale_lines_raw(lines, factor) }
+    unsafe { scale_lines_raw(lines, local, max, factor) }
 }
 
 #[inline(always)]

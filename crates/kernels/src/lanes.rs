@@ -19,6 +19,9 @@ pub(crate) trait Lanes: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);
+    /// Asks for the values at p, which need not be readable.
+    #[inline(always)]
+    fn prefetch(_p: *const f32) {}
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
     unsafe fn store_part(self, p: *mut f32, n: usize);
     unsafe fn add(self, b: Self) -> Self;
@@ -74,7 +77,7 @@ fn exp2_whole(n: f32) -> f32 {
 
 /// The array that the compiler vectorises for the build's baseline.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain([f32; LANES]);
+pub(crate) struct Plain(pub [f32; LANES]);
 
 macro_rules! per_lane {
     ($self:ident, $b:ident, |$x:ident, $y:ident| $e:expr) => {{
@@ -177,11 +180,11 @@ mod x86 {
 
     /// Two registers of eight lanes.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx2(__m256, __m256);
+    pub(crate) struct Avx2(pub __m256, pub __m256);
 
     /// One register of sixteen lanes.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx512(__m512);
+    pub(crate) struct Avx512(pub __m512);
 
     macro_rules! both {
         ($f:ident, $a:expr, $b:expr) => {
@@ -192,6 +195,11 @@ mod x86 {
 
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
+        #[inline(always)]
+        fn prefetch(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             // SAFETY: the caller has AVX2 and FMA.
@@ -293,6 +301,11 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        #[inline(always)]
+        fn prefetch(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             // SAFETY: the caller has AVX-512.

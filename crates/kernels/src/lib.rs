@@ -19,6 +19,7 @@ mod math;
 mod matmul;
 mod norm;
 mod optimizer;
+mod quant;
 mod random;
 mod recurrent;
 mod reduce;
@@ -45,6 +46,10 @@ pub use norm::{
     rms_norm_forward,
 };
 pub use optimizer::{AdamStep, adam, sum_of_squares};
+pub use quant::{
+    BLOCK as QUANT_BLOCK, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRows, pack_panel,
+    quant_matmul, quantise_rows, rows_bytes, unpack_block,
+};
 pub use random::{mix, normal, stream_key, uniform, uniform_bits};
 pub use recurrent::{RnnShape, rnn_backward, rnn_forward, rnn_workspace};
 pub use reduce::{column_sums, embedding_backward, embedding_forward};

@@ -16,7 +16,7 @@ pub(crate) const PANEL: usize = 64;
 /// Steps of K between a load and a store of the chain.
 const K_BLOCK: usize = 128;
 /// Rows a task takes when rows are shared out.
-const ROW_TASK: usize = 48;
+const ROW_TASK: usize = 66;
 
 /// A matrix to read: element (i, j) stands at `i·row_stride + j·col_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -159,12 +159,13 @@ pub fn matmul(
     }
     let panels = n.div_ceil(PANEL);
     let row_tasks = m.div_ceil(ROW_TASK);
+    let row_task = m.div_ceil(row_tasks).next_multiple_of(6);
     // Few rows: share out the panels as well.
     let panel_tasks = if row_tasks >= 4 * team.threads() { 1 } else { panels };
     let c = Split::new(c);
     team.tasks(row_tasks * panel_tasks, |task| {
         let (rt, pt) = (task / panel_tasks, task % panel_tasks);
-        let rows = rt * ROW_TASK..((rt + 1) * ROW_TASK).min(m);
+        let rows = m.min(rt * row_task)..m.min((rt + 1) * row_task);
         let panel_range = if panel_tasks == 1 { 0..panels } else { pt..pt + 1 };
         let mut scratch = Scratch::new();
         for k0 in (0..k.max(1)).step_by(K_BLOCK) {
@@ -177,7 +178,7 @@ pub fn matmul(
                     row: a.row_stride,
                     col: a.col_stride,
                 };
-                if a.row_stride == 1 && a.col_stride > ROW_TASK && rows.len() > 1 {
+                if a.row_stride == 1 && a.col_stride > 256 && rows.len() > 1 {
                     block_a = scratch.gather_a(block_a, rows.len(), depth);
                 }
                 for p in panel_range.clone() {
@@ -191,7 +192,7 @@ pub fn matmul(
                             (b.data.as_ptr().add(p * PANEL * k + k0 * padded), padded)
                         }
                     };
-                    if b_stride > PANEL && rows.len() >= 12 {
+                    if b_stride > 256 && rows.len() >= 12 {
                         (block_b, b_stride) = scratch.gather_b(block_b, b_stride, width, depth);
                     }
                     let start = match init {
@@ -225,13 +226,8 @@ impl Scratch {
     /// `a.row` is 1; at most ROW_TASK rows and K_BLOCK columns are readable.
     unsafe fn gather_a(&mut self, a: Strided, rows: usize, depth: usize) -> Strided {
         let to = self.a.as_mut_ptr().cast::<f32>();
-        for step in 0..depth {
-            // SAFETY: inside both by the contract.
-            unsafe {
-                let from = a.start.add(step * a.col);
-                std::ptr::copy_nonoverlapping(from, to.add(step * ROW_TASK), rows);
-            }
-        }
+        // SAFETY: inside both by the contract.
+        unsafe { gather_raw(a.start, a.col, to, ROW_TASK, rows, depth) };
         Strided { start: to, row: 1, col: ROW_TASK }
     }
 
@@ -247,15 +243,40 @@ impl Scratch {
         depth: usize,
     ) -> (*const f32, usize) {
         let to = self.b.as_mut_ptr().cast::<f32>();
-        for step in 0..depth {
-            // SAFETY: inside both by the contract.
-            unsafe {
-                std::ptr::copy_nonoverlapping(b.add(step * stride), to.add(step * PANEL), width);
-            }
-        }
+        // SAFETY: inside both by the contract.
+        unsafe { gather_raw(b, stride, to, PANEL, width, depth) };
         (to.cast_const(), PANEL)
     }
 }
+
+/// Copies `depth` lines of `width` values.
+#[inline(always)]
+unsafe fn gather_body<S: Lanes>(
+    from: *const f32,
+    stride: usize,
+    to: *mut f32,
+    to_stride: usize,
+    width: usize,
+    depth: usize,
+) {
+    // SAFETY: the caller's lines are readable and writable for `width` values.
+    unsafe {
+        for line in 0..depth {
+            let (from, to) = (from.add(line * stride), to.add(line * to_stride));
+            let mut i = 0;
+            while i + LANES <= width {
+                S::load(from.add(i)).store(to.add(i));
+                i += LANES;
+            }
+            if i < width {
+                S::load_part(from.add(i), width - i).store_part(to.add(i), width - i);
+            }
+        }
+    }
+}
+stamp!(fn gather_raw(
+    from: *const f32, stride: usize, to: *mut f32, to_stride: usize, width: usize, depth: usize
+) = gather_body);
 
 /// The address and strides of a matrix to read.
 #[derive(Clone, Copy)]
@@ -358,6 +379,12 @@ unsafe fn rows<S: Lanes, const M: usize, const N: usize>(
         let mut i = 0;
         while i + M <= m {
             let at = Strided { start: a.start.add(i * a.row), ..a };
+            if matches!(init, Init::Keep) {
+                // The next rows of C come while these are in work.
+                for r in i + M..m.min(i + 2 * M) {
+                    (0..N).for_each(|v| S::prefetch(c.wrapping_add(r * c_stride + v * LANES)));
+                }
+            }
             tile::<S, M, N>(at, b, b_stride, c.add(i * c_stride), c_stride, width, k, init);
             i += M;
         }

@@ -29,6 +29,16 @@ impl<'a, T> Split<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
+    /// The values in `range`, to read.
+    ///
+    /// # Safety
+    /// No part that overlaps `range` is being written at the same time.
+    pub(crate) unsafe fn read(&self, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part lies inside its slice");
+        // SAFETY: inside the slice by the check above; not written by the contract.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
     /// Values in the slice.
     pub(crate) fn len(&self) -> usize {
         self.len

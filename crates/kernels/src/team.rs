@@ -35,9 +35,14 @@ unsafe impl Send for SendJob {}
 pub struct Team {
     shared: Arc<Shared>,
     helpers: Vec<(JoinHandle<()>, Thread)>,
-    /// One job at a time, also when several threads own the team.
-    turn: Mutex<()>,
+    /// One job at a time, also when several threads own the team; with it, the next task of each
+    /// worker's share.
+    turn: Mutex<Box<[Next]>>,
 }
+
+/// A counter on a cache line pair of its own.
+#[repr(align(128))]
+struct Next(AtomicUsize);
 
 impl Team {
     /// A team of `threads` workers, the caller counted; at least one.
@@ -62,8 +67,9 @@ impl Team {
                 let thread = handle.thread().clone();
                 Some((handle, thread))
             })
-            .collect();
-        Team { shared, helpers, turn: Mutex::new(()) }
+            .collect::<Vec<_>>();
+        let next = (0..helpers.len() + 1).map(|_| Next(AtomicUsize::new(0))).collect();
+        Team { shared, helpers, turn: Mutex::new(next) }
     }
 
     /// Workers that this process may use: its affinity and cgroup quota, not all that exist.
@@ -82,7 +88,10 @@ impl Team {
         if self.helpers.is_empty() {
             return job(0);
         }
-        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.run_in_turn(&lock(&self.turn), job);
+    }
+
+    fn run_in_turn<F: Fn(usize) + Sync>(&self, _turn: &[Next], job: F) {
         let erased: &(dyn Fn(usize) + Sync) = &job;
         // SAFETY: only the lifetime is erased; `run` returns after every helper has let go.
         let erased: Job = unsafe {
@@ -106,31 +115,37 @@ impl Team {
         assert!(!failed, "a worker of the team panicked");
     }
 
-    /// Runs `task(i)` for every i below `count`, each once, on whichever worker is free.
+    /// Runs `task(i)` for every i below `count`, each once.
     pub fn tasks<F: Fn(usize) + Sync>(&self, count: usize, task: F) {
         self.worker_tasks(count, |_, i| task(i));
     }
 
     /// As [`Team::tasks`], with the worker's number for its own workspace: `task(worker, i)`.
+    ///
+    /// Each worker takes its own run of tasks, the same one whenever `count` is the same, so that
+    /// its cache still holds what it worked on; who is done early takes from the others.
     pub fn worker_tasks<F: Fn(usize, usize) + Sync>(&self, count: usize, task: F) {
         if count <= 1 || self.helpers.is_empty() {
             return (0..count).for_each(|i| task(0, i));
         }
-        let next = AtomicUsize::new(0);
-        self.run(|worker| {
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= count {
-                    break;
+        let next = lock(&self.turn);
+        let workers = next.len();
+        for (worker, Next(first)) in next.iter().enumerate() {
+            first.store(count * worker / workers, Ordering::Relaxed);
+        }
+        let next = &**next;
+        self.run_in_turn(next, |worker| {
+            for owner in (worker..workers).chain(0..worker) {
+                let end = count * (owner + 1) / workers;
+                loop {
+                    let i = next[owner].0.fetch_add(1, Ordering::Relaxed);
+                    if i >= end {
+                        break;
+                    }
+                    task(worker, i);
                 }
-                task(worker, i);
             }
         });
-    }
-
-    /// A meeting point for all workers inside one `run`.
-    pub(crate) fn barrier(&self) -> Barrier {
-        Barrier { size: self.threads(), arrived: AtomicUsize::new(0) }
     }
 }
 
@@ -148,23 +163,6 @@ impl Drop for Team {
 impl std::fmt::Debug for Team {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Team").field("threads", &self.threads()).finish()
-    }
-}
-
-/// Where all workers of a team wait for each other, again and again.
-pub(crate) struct Barrier {
-    size: usize,
-    arrived: AtomicUsize,
-}
-
-impl Barrier {
-    pub(crate) fn wait(&self) {
-        if self.size == 1 {
-            return;
-        }
-        let mine = self.arrived.fetch_add(1, Ordering::AcqRel) + 1;
-        let target = mine.div_ceil(self.size) * self.size;
-        wait_until(|| self.arrived.load(Ordering::Acquire) >= target);
     }
 }
 
@@ -237,21 +235,6 @@ mod tests {
                 assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
             }
         }
-    }
-
-    #[test]
-    fn barrier_separates_phases() {
-        let team = Team::new(3);
-        let barrier = team.barrier();
-        let sum = AtomicUsize::new(0);
-        team.run(|_| {
-            for round in 1..=100 {
-                sum.fetch_add(1, Ordering::Relaxed);
-                barrier.wait();
-                assert_eq!(sum.load(Ordering::Relaxed), round * 3);
-                barrier.wait();
-            }
-        });
     }
 
     #[test]

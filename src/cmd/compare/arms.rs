@@ -46,7 +46,11 @@ pub fn check(experiment: &Experiment, data: &Dataset) -> Result<(), CliError> {
                 .map_err(|e| wrong(e.to_string()))?;
             let shape = train::BatchShape::full(&config.train, longest);
             let plan = Trainer::plan(&config, shape, 1).map_err(|e| wrong(e.to_string()))?;
-            crate::cmd::fit(&plan, &format!("arm `{}`", arm.name))?;
+            crate::cmd::fit(
+                &plan,
+                &format!("arm `{}`", arm.name),
+                "make the model or micro_batch smaller",
+            )?;
         }
     }
     for prompt in &experiment.prompts {

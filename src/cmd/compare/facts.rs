@@ -18,19 +18,24 @@ pub fn data_hash(manifest: &Manifest) -> String {
 pub fn audit(data: &Dataset, out: &Path, threads: usize) -> Audit {
     Audit {
         data: data_audit(data.manifest()),
-        machine: MachineAudit {
-            processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
-            instruction_set: kernels::Isa::current().name().to_owned(),
-            threads: threads as u64,
-            memory_bytes: memory_bytes(),
-            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-        },
+        machine: machine(threads),
         program: ProgramAudit {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("AUTOREG_COMMIT").map(str::to_owned),
             command: command(),
             finished: finished(&out.join("records.jsonl")),
         },
+    }
+}
+
+/// The machine, and how many workers were used.
+pub fn machine(threads: usize) -> MachineAudit {
+    MachineAudit {
+        processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
+        instruction_set: kernels::Isa::current().name().to_owned(),
+        threads: threads as u64,
+        memory_bytes: memory_bytes(),
+        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
     }
 }
 
@@ -73,7 +78,7 @@ fn data_audit(manifest: &Manifest) -> DataAudit {
 }
 
 /// The sources by their file names, without the folders they lie in.
-fn description(manifest: &Manifest) -> String {
+pub fn description(manifest: &Manifest) -> String {
     if manifest.synthetic {
         return "synthetic business mail".to_owned();
     }

@@ -5,6 +5,7 @@ mod arms;
 mod facts;
 mod worker;
 
+pub use facts::{description, machine};
 pub use worker::WorkerArgs;
 
 use crate::cmd::json;
@@ -295,7 +296,7 @@ impl Runs<'_> {
         match status.code() {
             Some(0) => read_all(&mut child).map_err(fail),
             // The process has said why.
-            Some(2) => Err(CliError::input(format!("{what} could not be run"))),
+            Some(code @ 1..=2) => Err(CliError::told(code as u8)),
             _ => Err(CliError::failed(format!(
                 "{what} ended with {status}; finished runs are kept, the same command goes on"
             ))),

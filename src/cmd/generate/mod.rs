@@ -1,23 +1,28 @@
 //! `autoreg generate`: continues a prompt, shows how each token was chosen, and writes a record
-//! that `autoreg replay` repeats to the bit. With `--from-logits` no model is opened.
+//! that `autoreg replay` repeats to the bit; or searches for the likeliest text, or sets a true text
+//! against the model's own. With `--from-logits` no model is opened.
 
 mod pictures;
 mod record;
 mod replay;
+pub mod search;
+mod teach;
 
 pub use replay::{ReplayArgs, run as replay};
+pub use search::Search;
 
-use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs};
+use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs, FromLogitsError, Given};
 use crate::cmd::json;
-use crate::cmd::model::{Opened, engine_error, text_of};
+use crate::cmd::model::{AnySource, Opened, engine_error, text_of};
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
-use decoding::{Rule, Rules};
-use engine::{Event, Generator, Prompt, Request, Sequence, Source, Truncate};
+use decoding::Rules;
+use engine::{Event, Generator, Prompt, Request, Room, Sequence, Source, Truncate};
 use record::Record;
+use search::SearchArgs;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `generate`.
 #[derive(Debug, Clone, Args)]
@@ -26,8 +31,18 @@ Examples:
   autoreg generate runs/t1 please --top-p 0.9 --seed 3
   autoreg generate runs/t1 please --n 8 --temperature 0.8 --json
   autoreg generate runs/t1 please --explain
+  autoreg generate runs/t1 please --beam 4 --length-penalty 0.6
+  autoreg generate runs/t1 please --teacher thanks
   autoreg generate --from-logits row.json --top-k 40 --compare-presets
-  autoreg generate --from-logits row.json --top-p 0.9 --explain why.html")]
+  autoreg generate --from-logits row.json --top-p 0.9 --explain why.html
+
+Which rule when:
+  one right answer (extraction, a label)      --greedy, or --beam 4
+  the likeliest text as a whole               --beam N; short texts win unless --length-penalty > 0
+  a good text, drawn and then chosen          --best-of N with --temperature 0.7
+  open text, close to the model               --top-p 0.9 or --min-p 0.05
+  open text, tamer or wilder                  --temperature below or above 1
+  the model as it is (measuring, teaching)    no rule at all: temperature 1")]
 pub struct GenerateArgs {
     /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     #[arg(required_unless_present = "from_logits", conflicts_with = "from_logits")]
@@ -72,6 +87,15 @@ pub struct GenerateArgs {
     /// Draw how each token was chosen; with a file, as a page with sliders
     #[arg(long, value_name = "REPORT.html", num_args = 0..=1)]
     pub explain: Option<Option<PathBuf>>,
+    /// The true continuation: shows, step by step, what the model predicts on it and on its own
+    /// prefix, and where they part
+    #[arg(long, value_name = "TEXT", conflicts_with_all = [
+        "search", "n", "stream", "max_tokens", "from_logits", "compare_presets",
+    ])]
+    pub teacher: Option<String>,
+    /// Search instead of drawing
+    #[command(flatten)]
+    pub search: SearchArgs,
     /// Write text as it comes, even where standard output is no terminal
     #[arg(long, conflicts_with_all = ["json", "explain", "n"])]
     pub stream: bool,
@@ -97,8 +121,8 @@ pub struct GenerateArgs {
     /// With --from-logits: tokens so far, for the penalties
     #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "from_logits")]
     pub history: Vec<u32>,
-    /// With --from-logits: show what the same settings keep under every preset
-    #[arg(long, conflicts_with_all = ["rules", "preset", "explain"], requires = "from_logits")]
+    /// Show what the same settings keep of the next token under every preset
+    #[arg(long, conflicts_with_all = ["rules", "preset", "explain", "search", "n", "stream"])]
     pub compare_presets: bool,
     /// The settings
     #[command(flatten)]
@@ -117,31 +141,44 @@ pub enum Side {
 /// Runs as told.
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
     match (&args.from_logits, &args.model) {
-        (Some(file), _) => given_logits(&args, file.clone()),
+        (Some(file), _) => given_logits(&args, file),
         (None, Some(dir)) => with_model(&args, &Opened::open(dir)?),
         (None, None) => Err(CliError::input("no MODEL given; give the folder of a trained model")),
     }
 }
 
-fn given_logits(args: &GenerateArgs, file: PathBuf) -> Result<(), CliError> {
+fn given_logits(args: &GenerateArgs, file: &Path) -> Result<(), CliError> {
+    let given = Given::open(file).map_err(from_logits_error)?;
+    show_given(args, &given, file.display().to_string(), args.history.clone())
+}
+
+/// The rules on one row of logits, given or a model's.
+fn show_given(
+    args: &GenerateArgs,
+    given: &Given,
+    title: String,
+    history: Vec<u32>,
+) -> Result<(), CliError> {
     let args = FromLogitsArgs {
-        file,
+        title,
         draw: args.draw,
         seed: args.seed,
         step: args.step,
-        history: args.history.clone(),
+        history,
         compare_presets: args.compare_presets,
         json: args.json,
         report: args.explain.clone().flatten(),
         decoding: args.decoding.clone(),
     };
-    from_logits::run(&args, &mut std::io::stdout().lock())
-        .map_err(|e| CliError { message: e.to_string(), code: e.exit_code() })
+    from_logits::run(&args, given, &mut std::io::stdout().lock()).map_err(from_logits_error)
+}
+
+fn from_logits_error(error: FromLogitsError) -> CliError {
+    CliError { message: error.to_string(), code: error.exit_code() }
 }
 
 fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
     let source = opened.source(args.threads)?;
-    let asked = decoding_rules(args, opened)?;
     let truncate = match args.truncate_prompt {
         None => Truncate::Never,
         Some(Side::Left) => Truncate::Left,
@@ -155,9 +192,12 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
     if prompt.dropped > 0 {
         term::note(&format!("note: {} tokens of the prompt were dropped", prompt.dropped));
     }
+    if args.compare_presets {
+        return presets_on_a_model(args, opened, source, prompt.ids);
+    }
     let request = Request {
         prompt: prompt.ids,
-        rules: asked,
+        rules: decoding_rules(args, opened)?,
         seed: args.seed,
         first_sequence: args.first_sequence,
         sequences: usize::from(args.n),
@@ -166,45 +206,67 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
         stops: args.stop.clone(),
     };
     let mut generator = Generator::new(source, &opened.tokenizer);
-    match &args.explain {
-        Some(page) => {
-            if args.json || args.n > 1 {
-                return Err(CliError::input(
-                    "--explain draws one continuation: leave out --n and --json, and choose the \
-                     continuation with --first-sequence",
-                ));
-            }
-            pictures::explain(&mut generator, &request, opened, page.as_deref())
-        }
-        None if args.json => {
-            let record = Record::new(opened, &request, &text)?;
-            let done = generator.run(&request, &mut |_| {}).map_err(engine_error)?;
-            term::print(&json(&record.with(done, &request))?);
-            Ok(())
-        }
-        None => as_text(args, &mut generator, &request),
+    show(args, &mut generator, &request, opened, &text)
+}
+
+/// Generates and shows, in the way that was asked for.
+fn show<S: Source>(
+    args: &GenerateArgs,
+    generator: &mut Generator<'_, S>,
+    request: &Request,
+    opened: &Opened,
+    text: &str,
+) -> Result<(), CliError> {
+    let page = args.explain.as_ref().and_then(Option::as_deref);
+    pictures::check_page(page)?;
+    let search = args.search.search(args.first_sequence);
+    search::fit(generator, request, search.as_ref())?;
+    if let Some(truth) = &args.teacher {
+        let asked = teach::Asked { prompt: text, truth, json: args.json, page };
+        return teach::teach(generator, request, opened, &asked);
     }
+    if args.explain.is_some() {
+        if args.json || args.n > 1 {
+            return Err(CliError::input(
+                "--explain draws one continuation: leave out --n and --json, and choose the \
+                 continuation with --first-sequence",
+            ));
+        }
+        return pictures::explain(generator, request, opened, page);
+    }
+    if args.json {
+        let record = Record::new(opened, request, search, text)?;
+        let done =
+            search::run(generator, request, search.as_ref(), &mut |_| {}).map_err(engine_error)?;
+        term::print(&json(&record.with(done, request))?);
+        return Ok(());
+    }
+    as_text(args, generator, request, search.as_ref())
+}
+
+/// What each preset keeps of the token that follows the prompt.
+fn presets_on_a_model(
+    args: &GenerateArgs,
+    opened: &Opened,
+    mut source: AnySource<'_>,
+    prompt: Vec<u32>,
+) -> Result<(), CliError> {
+    let mut row = vec![0.0; source.vocab_size()];
+    let room = Room { sequences: 1, tokens: prompt.len() };
+    source.begin(&prompt, room, &mut row).map_err(engine_error)?;
+    let tokens = (0..).take(row.len()).map(|id| opened.label(id)).collect();
+    let mut args = args.clone();
+    args.decoding.ban.extend(opened.never(args.ban_unk));
+    show_given(&args, &Given::of_model(row, tokens), opened.dir.display().to_string(), prompt)
 }
 
 /// The chain asked for, behind a ban of what never comes: padding and the beginning.
 fn decoding_rules(args: &GenerateArgs, opened: &Opened) -> Result<Rules, CliError> {
-    let asked = args
-        .decoding
-        .rules()
-        .map_err(|e| CliError { message: e.to_string(), code: e.exit_code() })?;
+    let asked = args.decoding.rules().map_err(from_logits_error)?;
     for note in asked.notes() {
         term::note(&format!("note: {note}"));
     }
-    let specials = opened.tokenizer.specials();
-    let unk = specials.unk.filter(|_| args.ban_unk);
-    let mut ids: Vec<u32> = [specials.pad, specials.bos, unk].into_iter().flatten().collect();
-    // Some tokenizers begin and end with the same token, which must be able to come.
-    ids.retain(|id| !opened.ends.contains(id));
-    let mut chain = asked.chain().to_vec();
-    if !ids.is_empty() {
-        chain.insert(0, Rule::Ban { ids });
-    }
-    Rules::new(chain).map_err(CliError::input)
+    opened.rules(&asked, args.ban_unk)
 }
 
 fn end_tokens(args: &GenerateArgs, opened: &Opened) -> Vec<u32> {
@@ -220,8 +282,9 @@ fn as_text<S: Source>(
     args: &GenerateArgs,
     generator: &mut Generator<'_, S>,
     request: &Request,
+    search: Option<&Search>,
 ) -> Result<(), CliError> {
-    let live = args.n == 1 && (args.stream || std::io::stdout().is_terminal());
+    let live = args.n == 1 && search.is_none() && (args.stream || std::io::stdout().is_terminal());
     let mut show = |event: &Event<'_>| {
         if live {
             term::print(event.text);
@@ -229,7 +292,7 @@ fn as_text<S: Source>(
             drop(std::io::stdout().flush());
         }
     };
-    let done = generator.run(request, &mut show).map_err(engine_error)?;
+    let done = search::run(generator, request, search, &mut show).map_err(engine_error)?;
     for sequence in &done {
         if done.len() > 1 {
             term::print(&format!("--- {}\n", sequence.index));

@@ -6,7 +6,9 @@ use crate::error::CliError;
 use crate::term;
 use decoding::{Counter, DecodeError, Draw, History, Row, Rule, Rules};
 use engine::{Event, Generator, Request, Source};
-use explain::{Colour, Continuation, MAX_SHOWN, Picture, Record, StepRecord, terminal};
+use explain::{
+    Colour, Continuation, MAX_SHOWN, Picture, Record, StepRecord, TeacherRecord, terminal,
+};
 use std::io::IsTerminal;
 use std::path::Path;
 
@@ -17,34 +19,15 @@ pub fn explain<S: Source>(
     opened: &Opened,
     page: Option<&Path>,
 ) -> Result<(), CliError> {
-    if let Some(path) = page.filter(|path| !is_page(path)) {
-        return Err(CliError::input(format!(
-            "--explain {}: expected a file that ends in .html; a prompt stands before --explain",
-            path.display()
-        )));
-    }
-    let (mut steps, mut failed) = (Vec::new(), None);
-    let mut note = |event: &Event<'_>| match tell(request, opened, event) {
-        Ok(step) => steps.push(step),
-        Err(error) => failed = Some(error),
-    };
-    let done = generator.run(request, &mut note).map_err(engine_error)?;
-    if let Some(error) = failed {
-        return Err(CliError::failed(error));
-    }
+    let mut steps = Steps::new(request, opened);
+    let done = generator.run(request, &mut |event| steps.note(event)).map_err(engine_error)?;
     match page {
-        Some(path) => {
-            let record = Record {
-                title: opened.dir.display().to_string(),
-                prompt: request.prompt.iter().map(|&id| opened.label(id)).collect(),
-                rules: request.rules.chain().to_vec(),
-                steps,
-                continuations: continuations(generator, request)?,
-            };
-            std::fs::write(path, explain::page(&record))
-                .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+        Some(path) => write(path, generator, steps, None)?,
+        None => {
+            for step in steps.all()?.1 {
+                term::print(&(terminal(&step, picture()) + "\n"));
+            }
         }
-        None => steps.iter().for_each(|step| term::print(&(terminal(step, picture()) + "\n"))),
     }
     for sequence in &done {
         term::print(&format!("{}\n", sequence.text));
@@ -53,17 +36,72 @@ pub fn explain<S: Source>(
     Ok(())
 }
 
-fn is_page(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "html" || end == "htm")
+/// The choices of one sequence, told in full as they come.
+pub struct Steps<'a> {
+    request: &'a Request,
+    opened: &'a Opened,
+    steps: Vec<StepRecord>,
+    failed: Option<DecodeError>,
 }
 
-/// The same choice told in full, by the code that made it.
-fn tell(request: &Request, opened: &Opened, event: &Event<'_>) -> Result<StepRecord, DecodeError> {
-    let history = History::new(&request.prompt, event.before);
-    let draw = Draw::Counter(Counter { seed: request.seed, stream: event.sequence });
-    let row = Row::Logits(event.logits);
-    let told = decoding::explain(&request.rules, row, &history, draw, event.step)?;
-    Ok(StepRecord::new(event.step, &told, MAX_SHOWN, |id| opened.label(id)))
+impl<'a> Steps<'a> {
+    /// None yet.
+    pub fn new(request: &'a Request, opened: &'a Opened) -> Self {
+        Self { request, opened, steps: Vec::new(), failed: None }
+    }
+
+    /// Tells one more choice, by the code that made it.
+    pub fn note(&mut self, event: &Event<'_>) {
+        let history = History::new(&self.request.prompt, event.before);
+        let draw = Draw::Counter(Counter { seed: self.request.seed, stream: event.sequence });
+        let row = Row::Logits(event.logits);
+        match decoding::explain(&self.request.rules, row, &history, draw, event.step) {
+            Ok(told) => {
+                let label = |id| self.opened.label(id);
+                self.steps.push(StepRecord::new(event.step, &told, MAX_SHOWN, label));
+            }
+            Err(error) => self.failed = Some(error),
+        }
+    }
+
+    fn all(self) -> Result<(&'a Request, Vec<StepRecord>, &'a Opened), CliError> {
+        match self.failed {
+            Some(error) => Err(CliError::failed(error)),
+            None => Ok((self.request, self.steps, self.opened)),
+        }
+    }
+}
+
+/// Refuses a page that is none, before anything runs: it is most likely a prompt.
+pub fn check_page(page: Option<&Path>) -> Result<(), CliError> {
+    let is_page = |path: &Path| path.extension().is_some_and(|end| end == "html" || end == "htm");
+    match page.filter(|path| !is_page(path)) {
+        None => Ok(()),
+        Some(path) => Err(CliError::input(format!(
+            "--explain {}: expected a file that ends in .html; a prompt stands before --explain",
+            path.display()
+        ))),
+    }
+}
+
+/// Writes the page, with the same prompt continued by other settings.
+pub fn write<S: Source>(
+    path: &Path,
+    generator: &mut Generator<'_, S>,
+    steps: Steps<'_>,
+    teacher: Option<TeacherRecord>,
+) -> Result<(), CliError> {
+    let (request, steps, opened) = steps.all()?;
+    let record = Record {
+        title: opened.dir.display().to_string(),
+        prompt: request.prompt.iter().map(|&id| opened.label(id)).collect(),
+        rules: request.rules.chain().to_vec(),
+        steps,
+        continuations: continuations(generator, request)?,
+        teacher,
+    };
+    std::fs::write(path, explain::page(&record))
+        .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
 }
 
 /// The same prompt and draws at other temperatures, and greedy.
@@ -97,7 +135,8 @@ fn at_temperature(rules: &Rules, t: f64) -> Result<Rules, CliError> {
     Rules::new(chain).map_err(CliError::input)
 }
 
-fn picture() -> Picture {
+/// 80 columns, and colours on a terminal.
+pub fn picture() -> Picture {
     let colour = match std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
         true => Colour::On,
         false => Colour::Off,

@@ -1,5 +1,6 @@
 //! The record of a generation: all that is needed to repeat it, and all that came of it.
 
+use super::search::Search;
 use crate::cmd::model::Opened;
 use crate::error::CliError;
 use decoding::Rules;
@@ -30,7 +31,10 @@ pub struct Record {
     pub eos_ids: Vec<u32>,
     /// Texts that end a sequence.
     pub stop: Vec<String>,
-    /// What came.
+    /// How the sequences were looked for; none where they were drawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub search: Option<Search>,
+    /// What came, best first after a search.
     pub sequences: Vec<SequenceRecord>,
 }
 
@@ -90,7 +94,12 @@ pub struct TokenRecord {
 
 impl Record {
     /// A record before anything came.
-    pub fn new(opened: &Opened, request: &Request, prompt: &str) -> Result<Self, CliError> {
+    pub fn new(
+        opened: &Opened,
+        request: &Request,
+        search: Option<Search>,
+        prompt: &str,
+    ) -> Result<Self, CliError> {
         let again = serde_json::to_string(&request.rules)
             .and_then(|text| serde_json::from_str::<Rules>(&text));
         if again.ok().as_ref().map(Rules::chain) != Some(request.rules.chain()) {
@@ -114,6 +123,7 @@ impl Record {
             max_tokens: request.max_tokens,
             eos_ids: request.end.clone(),
             stop: request.stops.clone(),
+            search,
             sequences: Vec::new(),
         })
     }

@@ -1,6 +1,7 @@
 //! `autoreg replay`: runs a record again and compares to the bit.
 
 use super::record::{Record, SequenceRecord};
+use super::search;
 use crate::cmd::model::{Opened, engine_error};
 use crate::error::CliError;
 use crate::term;
@@ -37,14 +38,15 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         None => Opened::open(old.model.path.as_ref())?,
     };
     let request = old.request();
-    let fresh = Record::new(&opened, &request, &old.prompt)?;
+    let fresh = Record::new(&opened, &request, old.search, &old.prompt)?;
     let differ = |what: String| CliError::failed(format!("{at}: cannot be repeated: {what}"));
     if let Some(what) = circumstances(&old, &fresh) {
         return Err(differ(what));
     }
     let source = opened.source(args.threads)?;
-    let done = Generator::new(source, &opened.tokenizer)
-        .run(&request, &mut |_| {})
+    let mut generator = Generator::new(source, &opened.tokenizer);
+    search::fit(&generator, &request, old.search.as_ref())?;
+    let done = search::run(&mut generator, &request, old.search.as_ref(), &mut |_| {})
         .map_err(engine_error)?;
     let again = fresh.with(done, &request);
     for (old_one, new_one) in old.sequences.iter().zip(&again.sequences) {
@@ -53,6 +55,10 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
                 .then(|| format!("; recorded with --isa {}, repeated with {}", old.isa, again.isa));
             return Err(differ(what + &isa.unwrap_or_default()));
         }
+    }
+    let (was, is) = (old.sequences.len(), again.sequences.len());
+    if was != is {
+        return Err(differ(format!("it had {was} sequences, has {is}")));
     }
     let tokens: usize = old.sequences.iter().map(|one| one.tokens.len()).sum();
     term::print(&format!("{} sequences, {tokens} tokens: the same\n", old.sequences.len()));

@@ -6,11 +6,13 @@ mod axis;
 mod bars;
 mod intervals;
 mod lines;
+mod points;
 
 pub(crate) use axis::Label;
 pub(crate) use bars::{Bar, Bars};
 pub(crate) use intervals::{IntervalRow, Intervals};
 pub(crate) use lines::{Line, Lines, Stroke};
+pub(crate) use points::{Point, Points};
 
 use maud::{Markup, PreEscaped, html};
 

@@ -72,20 +72,100 @@ pub(super) fn learning(analysis: &Analysis) -> Option<Markup> {
 
 /// Validation loss over seconds of training; a model without a curve is one mark at its end.
 pub(super) fn learning_by_time(analysis: &Analysis) -> Option<Markup> {
-    let seconds = |run: &Record, point: &CurvePoint| {
-        run.training.seconds * point.tokens as f64 / (run.training.tokens as f64).max(1.0)
+    let axis = ("seconds of training", Label::Plain);
+    let seconds = |run: &Record| run.training.seconds;
+    learning_by(analysis, "Validation loss over training time", axis, &seconds)
+}
+
+/// Validation loss over floating-point operations: the view at matched compute.
+pub(super) fn learning_by_flops(analysis: &Analysis) -> Option<Markup> {
+    let axis = ("TFLOP of training", Label::Plain);
+    let tera_flops = |run: &Record| run.training.flops / 1e12;
+    learning_by(analysis, "Validation loss over training compute", axis, &tera_flops)
+}
+
+/// Validation loss over what a run spends, in proportion to the tokens seen.
+fn learning_by(
+    analysis: &Analysis,
+    name: &str,
+    axis: (&str, Label),
+    spent: &dyn Fn(&Record) -> f64,
+) -> Option<Markup> {
+    let at = |run: &Record, point: &CurvePoint| {
+        spent(run) * point.tokens as f64 / (run.training.tokens as f64).max(1.0)
     };
     let rows = analysis.rows.iter().enumerate().filter(|(_, row)| !row.arm.kind.is_anchor());
     let lines = rows.map(|(series, row)| {
-        let mut points = over_seeds(&row.runs, seconds, |point| point.validation_loss);
+        let mut points = over_seeds(&row.runs, at, |point| point.validation_loss);
         if points.is_empty() {
             let ends = row.runs.iter().filter_map(|run| run.training.best_validation_loss);
-            points.extend(row.seconds.and_then(|time| summary(time.mean, ends)));
+            points.extend(row.runs.first().and_then(|run| summary(spent(run), ends)));
         }
         line(series, row.arm.name.clone(), &points, Stroke::Solid)
     });
-    let name = "Validation loss over training time";
-    curves(name, ("seconds of training", Label::Plain), lines.collect())
+    curves(name, axis, lines.collect())
+}
+
+/// Two networks where both have spent the same: what each had reached on the validation side.
+pub(super) struct Matched {
+    /// Names of the two.
+    pub names: [String; 2],
+    /// Parameters of the first to those of the second.
+    pub parameters: f64,
+    /// Operations a token of the first to those of the second.
+    pub flops_per_token: f64,
+    /// The smaller of the two budgets, FLOP.
+    pub flops: f64,
+    /// Validation losses there, nats/token, mean over seeds.
+    pub losses: [f64; 2],
+}
+
+/// All pairs of models that have a learning curve.
+pub(super) fn matched(analysis: &Analysis) -> Vec<Matched> {
+    let curves: Vec<_> = analysis
+        .rows
+        .iter()
+        .filter_map(|row| {
+            let run = row.runs.first()?;
+            let tokens = |_: &Record, point: &CurvePoint| point.tokens as f64;
+            let points = over_seeds(&row.runs, tokens, |point| point.validation_loss);
+            let per_token = run.training.flops / run.training.tokens as f64;
+            (points.len() > 1 && per_token > 0.0).then_some((row, per_token, points))
+        })
+        .collect();
+    let mut all = Vec::new();
+    for (i, (a, a_flops, a_points)) in curves.iter().enumerate() {
+        for (b, b_flops, b_points) in &curves[i + 1..] {
+            let end =
+                |flops: f64, points: &[Summary]| points.last().map_or(0.0, |point| flops * point.0);
+            let flops = end(*a_flops, a_points).min(end(*b_flops, b_points));
+            let (Some(at_a), Some(at_b)) =
+                (between(a_points, flops / a_flops), between(b_points, flops / b_flops))
+            else {
+                continue;
+            };
+            all.push(Matched {
+                names: [a.arm.name.clone(), b.arm.name.clone()],
+                parameters: a.parameters.dense as f64 / b.parameters.dense as f64,
+                flops_per_token: a_flops / b_flops,
+                flops,
+                losses: [at_a, at_b],
+            });
+        }
+    }
+    all
+}
+
+/// The mean at x on the straight line between its neighbours; `None` outside the curve.
+fn between(points: &[Summary], x: f64) -> Option<f64> {
+    let last = points.last()?;
+    if (x - last.0).abs() <= 1e-9 * last.0 {
+        return Some(last.1);
+    }
+    points.windows(2).find(|two| two[0].0 <= x && x < two[1].0).map(|two| {
+        let share = (x - two[0].0) / (two[1].0 - two[0].0);
+        two[0].1 + share * (two[1].1 - two[0].1)
+    })
 }
 
 /// Curves that start steep: the range of losses begins where the slowest has done a tenth.
@@ -277,6 +357,34 @@ mod tests {
     use crate::invented;
 
     #[test]
+    fn losses_between_points_lie_on_the_line() {
+        let points = [(1.0, 6.0, 6.0, 6.0), (3.0, 4.0, 4.0, 4.0), (4.0, 3.5, 3.5, 3.5)];
+        assert_eq!(between(&points, 2.0), Some(5.0));
+        assert_eq!(between(&points, 4.0), Some(3.5));
+        assert_eq!(between(&points, 0.5), None);
+        assert_eq!(between(&points, 4.1), None);
+    }
+
+    #[test]
+    fn networks_are_matched_where_the_cheaper_one_ends() {
+        let (experiment, audit, mut records) = invented::comparison();
+        for record in &mut records {
+            // The RNN spends twice as much on a token: it is matched at half of its curve.
+            let per_token = if record.arm == "rnn" { 2e6 } else { 1e6 };
+            record.training.flops = per_token * record.training.tokens as f64;
+        }
+        let analysis = Analysis::new(&experiment, &audit, &records, None).unwrap();
+        let found = matched(&analysis);
+        let [pair] = &found[..] else { panic!("{} pairs", found.len()) };
+        let tokens = analysis.rows.iter().find(|row| row.arm.name == "rnn").unwrap().runs[0];
+        assert_eq!(pair.flops_per_token, 2.0);
+        assert!((pair.flops / (1e6 * tokens.training.tokens as f64) - 1.0).abs() < 1e-9);
+        let ends = analysis.rows.iter().find(|row| row.arm.name == "transformer").unwrap();
+        let last = over_seeds(&ends.runs, |_, p| p.tokens as f64, |p| p.validation_loss);
+        assert_eq!(pair.losses[1], last.last().unwrap().1);
+    }
+
+    #[test]
     fn every_figure_of_a_whole_comparison_is_drawn() {
         let (experiment, audit, records) = invented::comparison();
         let analysis = Analysis::new(&experiment, &audit, &records, None).unwrap();
@@ -285,6 +393,7 @@ mod tests {
             differences,
             learning,
             learning_by_time,
+            learning_by_flops,
             loss_by_position,
             accuracy_by_position,
             calibration,

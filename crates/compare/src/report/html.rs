@@ -4,12 +4,10 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::numbers::{counted, percent, whole};
-use super::{figures, tables};
+use super::{STYLE, figures, tables};
 use crate::chart::{series_class, swatch};
 use crate::statistics::Outcome;
 use crate::{Analysis, Pair};
-
-const STYLE: &str = include_str!("style.css");
 
 /// The report as one self-contained page.
 pub fn html(analysis: &Analysis) -> String {
@@ -268,8 +266,17 @@ fn costs(analysis: &Analysis) -> Markup {
                     "Validation loss over seconds of training, at each run's own mean speed: what a loss costs on this machine. "
                     "A model of counts is a single mark where its counting ended."
                 }))
+                (figure(analysis, "Loss over training compute", figures::learning_by_flops(analysis), html! {
+                    "Validation loss over operations, 6 for each parameter outside the embeddings and token: the view at matched compute. "
+                    "A loss before a run's end was met at a learning rate still high, so the one that spends more is a little better than it looks."
+                }))
             }
             div class="scroll" { (tables::costs(analysis)) }
+            @let matched = figures::matched(analysis);
+            @if !matched.is_empty() {
+                h3 { "At matched compute" }
+                div class="scroll" { (tables::matched(&matched)) }
+            }
             @if let Some(ledger) = tables::ledger(analysis) {
                 details {
                     summary { "The ledger, account by account" }
@@ -409,7 +416,7 @@ mod tests {
         }
         assert!(page.contains("No decisive winner between"));
         assert!(page.contains("autoreg compare --seeds 6"));
-        assert_eq!(page.matches("<svg class=\"chart\"").count(), 8);
+        assert_eq!(page.matches("<svg class=\"chart\"").count(), 9);
     }
 
     #[test]

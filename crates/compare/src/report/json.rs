@@ -3,6 +3,7 @@
 //! `rows`, `pairs` and `top_next` and what is in them keep their names and meanings; other keys may
 //! be added.
 
+use super::figures::matched;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
@@ -26,6 +27,13 @@ pub fn json(analysis: &Analysis) -> Value {
         "missing_runs": analysis.missing,
         "rows": analysis.rows.iter().map(row).collect::<Vec<_>>(),
         "pairs": analysis.pairs.iter().map(|each| pair(each, analysis)).collect::<Vec<_>>(),
+        "matched_compute": matched(analysis).iter().map(|pair| json!({
+            "models": pair.names,
+            "parameters_ratio": pair.parameters,
+            "flops_per_token_ratio": pair.flops_per_token,
+            "flops": pair.flops,
+            "validation_losses_nats": pair.losses,
+        })).collect::<Vec<_>>(),
         "top_next": top_next(analysis),
         "failures": analysis.failures.iter().map(|failure| json!({
             "model": failure.arm, "seed": failure.seed, "why": failure.why,

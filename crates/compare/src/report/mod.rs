@@ -4,18 +4,23 @@
 mod figures;
 mod html;
 mod json;
-mod numbers;
+pub(crate) mod numbers;
 mod tables;
 mod terminal;
 
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use html::html;
 pub use json::{confirmation, json};
 pub use terminal::terminal;
+pub(crate) use terminal::wrapped;
 
 use crate::{Analysis, Error, Result};
+
+/// The style of every page.
+pub(crate) const STYLE: &str = include_str!("style.css");
 
 /// Writes `results.json` and `report.html` into a folder, each whole or not at all, and returns
 /// their paths.
@@ -23,12 +28,23 @@ use crate::{Analysis, Error, Result};
 /// # Errors
 /// A file cannot be written.
 pub fn write(folder: &Path, analysis: &Analysis) -> Result<[PathBuf; 2]> {
+    write_both(folder, &json(analysis), &html(analysis))
+}
+
+/// Writes `results.json` and `report.html` of the comparison of decoding rules, likewise.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write_decoding(folder: &Path, found: &crate::decoding::Findings) -> Result<[PathBuf; 2]> {
+    write_both(folder, &crate::decoding::json(found), &crate::decoding::html(found))
+}
+
+fn write_both(folder: &Path, results: &Value, page: &str) -> Result<[PathBuf; 2]> {
     fs::create_dir_all(folder).map_err(Error::io(folder, "make the folder"))?;
-    let results = folder.join("results.json");
-    replace(&results, &format!("{:#}\n", json(analysis)))?;
-    let page = folder.join("report.html");
-    replace(&page, &html(analysis))?;
-    Ok([results, page])
+    let paths = [folder.join("results.json"), folder.join("report.html")];
+    replace(&paths[0], &format!("{results:#}\n"))?;
+    replace(&paths[1], page)?;
+    Ok(paths)
 }
 
 fn replace(path: &Path, text: &str) -> Result<()> {

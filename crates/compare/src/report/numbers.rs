@@ -2,20 +2,20 @@
 
 use crate::statistics::Interval;
 
-pub(super) const MIB: f64 = 1_048_576.0;
+pub(crate) const MIB: f64 = 1_048_576.0;
 
 /// A number with `decimals` decimals; a dash where it is not finite.
-pub(super) fn fixed(value: f64, decimals: usize) -> String {
+pub(crate) fn fixed(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:.decimals$}") } else { "–".to_owned() }
 }
 
 /// With a sign, for differences.
-pub(super) fn signed(value: f64, decimals: usize) -> String {
+pub(crate) fn signed(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:+.decimals$}") } else { "–".to_owned() }
 }
 
 /// A whole number with commas between thousands.
-pub(super) fn whole(value: u64) -> String {
+pub(crate) fn whole(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -28,17 +28,17 @@ pub(super) fn whole(value: u64) -> String {
 }
 
 /// A share of 1 as percent with one decimal.
-pub(super) fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     if share.is_finite() { format!("{:.1} %", 100.0 * share) } else { "–".to_owned() }
 }
 
 /// Bytes as MiB with one decimal; two where they are few.
-pub(super) fn mebibytes(bytes: f64) -> String {
+pub(crate) fn mebibytes(bytes: f64) -> String {
     fixed(bytes / MIB, if bytes < MIB { 2 } else { 1 })
 }
 
 /// Seconds: tenths below a hundred, whole below an hour, hours above.
-pub(super) fn seconds(value: f64) -> String {
+pub(crate) fn seconds(value: f64) -> String {
     match value {
         v if !v.is_finite() => "–".to_owned(),
         v if v < 10.0 => format!("{v:.2} s"),
@@ -49,27 +49,27 @@ pub(super) fn seconds(value: f64) -> String {
 }
 
 /// An interval in brackets.
-pub(super) fn bracket(interval: Interval, decimals: usize) -> String {
+pub(crate) fn bracket(interval: Interval, decimals: usize) -> String {
     format!("[{}, {}]", fixed(interval.low, decimals), fixed(interval.high, decimals))
 }
 
 /// An interval of differences in brackets, with signs.
-pub(super) fn signed_bracket(interval: Interval, decimals: usize) -> String {
+pub(crate) fn signed_bracket(interval: Interval, decimals: usize) -> String {
     format!("[{}, {}]", signed(interval.low, decimals), signed(interval.high, decimals))
 }
 
 /// An interval of shares, as percent.
-pub(super) fn percent_bracket(interval: Interval) -> String {
+pub(crate) fn percent_bracket(interval: Interval) -> String {
     format!("[{:.1}, {:.1}]", 100.0 * interval.low, 100.0 * interval.high)
 }
 
 /// "1 seed", "6 seeds".
-pub(super) fn counted(count: usize, one: &str) -> String {
+pub(crate) fn counted(count: usize, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A true minus sign in place of a hyphen before digits, for pages.
-pub(super) fn minus(text: &str) -> String {
+pub(crate) fn minus(text: &str) -> String {
     text.replace('-', "−")
 }
 

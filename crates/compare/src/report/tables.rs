@@ -3,7 +3,7 @@
 
 use maud::{Markup, html};
 
-use super::figures::calibration_error;
+use super::figures::{Matched, calibration_error};
 use super::numbers::{
     bracket, fixed, mebibytes, minus, percent, percent_bracket, seconds, signed, signed_bracket,
     whole,
@@ -167,6 +167,30 @@ pub(super) fn costs(analysis: &Analysis) -> Markup {
             }),
         ],
     )
+}
+
+/// Two networks where both have spent what the cheaper one spends in all.
+pub(super) fn matched(pairs: &[Matched]) -> Markup {
+    html! {
+        table {
+            thead { tr {
+                th { "Pair" } th { "Parameters, ratio" } th { "FLOP a token, ratio" }
+                th { "TFLOP spent by each" } th { "Validation losses there" }
+            } }
+            tbody {
+                @for pair in pairs {
+                    tr {
+                        th scope="row" { (pair.names[0]) " : " (pair.names[1]) }
+                        (draw("Parameters, ratio", &Cell::new(fixed(pair.parameters, 2))))
+                        (draw("FLOP a token, ratio", &Cell::new(fixed(pair.flops_per_token, 2))))
+                        (draw("TFLOP spent by each", &Cell::new(fixed(pair.flops / 1e12, 2))))
+                        (draw("Validation losses there", &Cell::new(
+                            format!("{} : {}", fixed(pair.losses[0], 3), fixed(pair.losses[1], 3)))))
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Pairs with their verdicts.

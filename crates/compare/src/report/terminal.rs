@@ -176,7 +176,7 @@ fn footer(analysis: &Analysis, width: usize) -> String {
 }
 
 /// Lines of at most `width` columns; those after the first are indented.
-fn wrapped(text: &str, width: usize, indent: &str) -> String {
+pub(crate) fn wrapped(text: &str, width: usize, indent: &str) -> String {
     let mut out = String::new();
     let mut column = 0;
     for word in text.split_whitespace() {

@@ -30,9 +30,7 @@ impl Staging {
         };
         fs::create_dir_all(parent).at("create the folder of", out)?;
         let dir = parent.join(format!(".{name}.{}.tmp", std::process::id()));
-        if dir.exists() {
-            fs::remove_dir_all(&dir).at("clear", &dir)?;
-        }
+        clear_leftovers(parent, &name)?;
         fs::create_dir(&dir).at("create", &dir)?;
         Ok(Self { out: out.to_owned(), dir, existing, done: false })
     }
@@ -79,6 +77,27 @@ impl Drop for Staging {
     }
 }
 
+/// Removes what runs that were killed left beside `name`: folders of processes that are no more.
+fn clear_leftovers(parent: &Path, name: &str) -> Result<(), Error> {
+    for entry in fs::read_dir(parent).at("list", parent)? {
+        let path = entry.at("list", parent)?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let owner =
+            file.strip_prefix(&format!(".{name}.")).and_then(|rest| rest.strip_suffix(".tmp"));
+        let Some(owner) = owner.and_then(|id| id.parse::<u32>().ok()) else { continue };
+        if owner == std::process::id() || !alive(owner) {
+            fs::remove_dir_all(&path).at("clear", &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process of this number may still be at work; where that cannot be told, yes.
+fn alive(process: u32) -> bool {
+    let all = Path::new("/proc/self");
+    !all.exists() || Path::new(&format!("/proc/{process}")).exists()
+}
+
 fn check_place(out: &Path, existing: Existing) -> Result<(), Error> {
     if fs::symlink_metadata(out).is_err() {
         return Ok(());
@@ -91,5 +110,31 @@ fn check_place(out: &Path, existing: Existing) -> Result<(), Error> {
         Ok(())
     } else {
         Err(Error::NotReplaceable { path: out.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_killed_runs_go_and_others_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        let beside = |name: &str| parent.path().join(name);
+        // No process has the largest number; the first one is always alive.
+        for name in [".mail.4294967295.tmp", ".mail.1.tmp", ".other.4294967295.tmp", ".mail.x.tmp"]
+        {
+            fs::create_dir(beside(name)).unwrap();
+        }
+        let staging = Staging::begin(&beside("mail"), Existing::Refuse).unwrap();
+        let gone = cfg!(target_os = "linux");
+        assert_eq!(beside(".mail.4294967295.tmp").exists(), !gone);
+        for name in [".mail.1.tmp", ".other.4294967295.tmp", ".mail.x.tmp"] {
+            assert!(beside(name).exists(), "{name}");
+        }
+        let own = staging.dir().to_owned();
+        assert!(own.exists());
+        drop(staging);
+        assert!(!own.exists());
     }
 }

@@ -1,0 +1,179 @@
+//! From blocks of codes to panels, and back.
+
+use super::{BLOCK, PANEL_ROWS, QuantKind, Scales};
+
+/// 32 neighbouring values of a row, as codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantBlock {
+    /// The codes.
+    pub codes: [u8; BLOCK],
+    /// The bits of d, an f16.
+    pub d: u16,
+    /// The bits of m, an f16, where the kind has it.
+    pub m: u16,
+    /// Whole scales: one, or one for each half (bits of i8), where the kind has them.
+    pub scale: [u8; 2],
+    /// Whole minimum, where the kind has it.
+    pub min: u8,
+}
+
+impl QuantBlock {
+    /// All zero.
+    pub const ZERO: QuantBlock =
+        QuantBlock { codes: [0; BLOCK], d: 0, m: 0, scale: [0; 2], min: 0 };
+
+    /// The values that the codes stand for.
+    pub fn values(&self, kind: QuantKind) -> [f32; BLOCK] {
+        let (d, m) = (half(self.d), half(self.m));
+        let zero = kind.zero_bits().map_or(0.0, |bits| (1u32 << bits) as f32);
+        std::array::from_fn(|i| {
+            let code = f32::from(self.codes[i]);
+            match kind.scales() {
+                Scales::One => d * (code - zero),
+                Scales::WithMin => d * code + m,
+                Scales::Super => d * f32::from(self.scale[0]) * code - m * f32::from(self.min),
+                Scales::Sixteen => {
+                    let scale = self.scale[i / (BLOCK / 2)].cast_signed();
+                    d * f32::from(scale) * (code - zero)
+                }
+            }
+        })
+    }
+}
+
+/// An f16 as f32, exactly.
+#[inline(always)]
+pub(super) fn half(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = u32::from(bits & 0x7FFF);
+    // Exponent and fraction in their f32 places, then the exponents' difference as a factor: this
+    // makes denormal numbers right, too.
+    let widened = f32::from_bits(rest << 13) * f32::from_bits(0x7780_0000);
+    let widened = if rest >= 0x7C00 { f32::from_bits(0x7F80_0000 | rest << 13) } else { widened };
+    f32::from_bits(widened.to_bits() | sign)
+}
+
+/// Writes a panel of sixteen rows of `cols` values from their blocks: `block(row, index)`.
+///
+/// # Panics
+/// When `panel` is not `kind.panel_bytes(cols)` long or `cols` no multiple of the kind's granule.
+pub fn pack_panel(
+    kind: QuantKind,
+    cols: usize,
+    panel: &mut [u8],
+    mut block: impl FnMut(usize, usize) -> QuantBlock,
+) {
+    assert!(cols.is_multiple_of(kind.granule()), "whole blocks");
+    assert_eq!(panel.len(), kind.panel_bytes(cols), "a panel");
+    for index in 0..cols / BLOCK {
+        let (at, super_at) = kind.block_at(index);
+        let codes_at = at + kind.scale_bytes();
+        panel[codes_at..codes_at + kind.code_bytes()].fill(0);
+        for row in 0..PANEL_ROWS {
+            let block = block(row, index);
+            put_scales(kind, panel, (at, super_at), row, &block);
+            let codes = &mut panel[codes_at..codes_at + kind.code_bytes()];
+            for (column, &code) in block.codes.iter().enumerate() {
+                put_code(kind, codes, row, column, code);
+            }
+        }
+    }
+}
+
+fn put_scales(
+    kind: QuantKind,
+    panel: &mut [u8],
+    (at, super_at): (usize, usize),
+    row: usize,
+    block: &QuantBlock,
+) {
+    let mut put = |at: usize, bits: u16| panel[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+    match kind.scales() {
+        Scales::One => put(at + 2 * row, block.d),
+        Scales::WithMin => {
+            put(at + 2 * row, block.d);
+            put(at + 2 * (PANEL_ROWS + row), block.m);
+        }
+        Scales::Super => {
+            put(super_at + 2 * row, block.d);
+            put(super_at + 2 * (PANEL_ROWS + row), block.m);
+            panel[at + row] = block.scale[0];
+            panel[at + PANEL_ROWS + row] = block.min;
+        }
+        Scales::Sixteen => {
+            put(super_at + 2 * row, block.d);
+            panel[at + row] = block.scale[0];
+            panel[at + PANEL_ROWS + row] = block.scale[1];
+        }
+    }
+}
+
+/// Where the low bits of a code stand: (byte, shift).
+fn place(kind: QuantKind, row: usize, column: usize) -> (usize, u32) {
+    let (step, inside) = (column / 4, column % 4);
+    if kind.bits() == 8 {
+        (step * 64 + row * 4 + inside, 0)
+    } else {
+        // Steps 0 to 3 are the low halves, 4 to 7 the high ones.
+        (step % 4 * 64 + row * 4 + inside, 4 * (step / 4) as u32)
+    }
+}
+
+/// Where the fifth bit of a code stands: (byte, shift). Eight bytes a step.
+fn fifth(row: usize, column: usize) -> (usize, u32) {
+    let bit = row * 4 + column % 4;
+    (PANEL_ROWS * BLOCK / 2 + column / 4 * 8 + bit / 8, bit as u32 % 8)
+}
+
+fn put_code(kind: QuantKind, codes: &mut [u8], row: usize, column: usize, code: u8) {
+    let (byte, shift) = place(kind, row, column);
+    if kind.bits() == 8 {
+        codes[byte] = code;
+        return;
+    }
+    codes[byte] |= (code & 15) << shift;
+    if kind.bits() == 5 {
+        let (byte, shift) = fifth(row, column);
+        codes[byte] |= (code >> 4 & 1) << shift;
+    }
+}
+
+/// Block `index` of row `row` of a panel, as it was packed.
+///
+/// # Panics
+/// When the block lies outside the panel.
+pub fn unpack_block(kind: QuantKind, panel: &[u8], row: usize, index: usize) -> QuantBlock {
+    let (at, super_at) = kind.block_at(index);
+    let get = |at: usize| u16::from_le_bytes([panel[at], panel[at + 1]]);
+    let mut block = QuantBlock::ZERO;
+    match kind.scales() {
+        Scales::One => block.d = get(at + 2 * row),
+        Scales::WithMin => {
+            block.d = get(at + 2 * row);
+            block.m = get(at + 2 * (PANEL_ROWS + row));
+        }
+        Scales::Super => {
+            block.d = get(super_at + 2 * row);
+            block.m = get(super_at + 2 * (PANEL_ROWS + row));
+            block.scale[0] = panel[at + row];
+            block.min = panel[at + PANEL_ROWS + row];
+        }
+        Scales::Sixteen => {
+            block.d = get(super_at + 2 * row);
+            block.scale = [panel[at + row], panel[at + PANEL_ROWS + row]];
+        }
+    }
+    let codes = &panel[at + kind.scale_bytes()..at + kind.block_bytes()];
+    for (column, code) in block.codes.iter_mut().enumerate() {
+        let (byte, shift) = place(kind, row, column);
+        *code = match kind.bits() {
+            8 => codes[byte],
+            4 => codes[byte] >> shift & 15,
+            _ => {
+                let (high, bit) = fifth(row, column);
+                codes[byte] >> shift & 15 | (codes[high] >> bit & 1) << 4
+            }
+        };
+    }
+    block
+}

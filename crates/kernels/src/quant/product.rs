@@ -1,0 +1,480 @@
+//! y = W·x for quantised W.
+//!
+//! A panel of sixteen outputs meets up to eight rows of x at a time: its codes are unpacked once
+//! for all of them. One row is bound by reading W, so what comes next is asked for ahead.
+
+use super::quads::{self, Quads};
+use super::rows::RowBlock;
+use super::{BLOCK, PANEL_ROWS, QuantKind, QuantRows, SUPER, Scales};
+use crate::Isa;
+use crate::lanes::Lanes;
+use crate::split::Split;
+use crate::team::Team;
+
+/// Bytes that are asked for ahead of use.
+const AHEAD: usize = 8 << 10;
+/// Bytes of W a task takes at least.
+const TASK_BYTES: usize = 32 << 10;
+/// Rows of x a task takes at most.
+const TASK_ROWS: usize = 64;
+
+/// A matrix in panels.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantMatrix<'a> {
+    /// How it is stored.
+    pub kind: QuantKind,
+    /// N: outputs.
+    pub rows: usize,
+    /// K: inputs.
+    pub cols: usize,
+    /// `kind.matrix_bytes(rows, cols)` bytes.
+    pub panels: &'a [u8],
+}
+
+/// y (R×N in rows of `y_stride` values, from column `y_from`) = W·x + b; `bias`: N or empty.
+///
+/// # Panics
+/// When the shapes do not fit each other.
+pub fn quant_matmul(
+    team: &Team,
+    x: &QuantRows,
+    matrix: &QuantMatrix,
+    bias: &[f32],
+    y: &mut [f32],
+    y_stride: usize,
+    y_from: usize,
+) {
+    let QuantMatrix { kind, rows: n, cols, panels } = *matrix;
+    assert_eq!(x.cols, cols, "x has the matrix's columns");
+    assert!(cols.is_multiple_of(kind.granule()), "whole blocks");
+    assert_eq!(panels.len(), kind.matrix_bytes(n, cols), "the matrix's panels");
+    assert!(bias.is_empty() || bias.len() == n, "a bias an output");
+    if x.rows == 0 || n == 0 {
+        return;
+    }
+    assert!(y_from + n <= y_stride && (x.rows - 1) * y_stride + y_from + n <= y.len(), "y: R×N");
+    let bytes = kind.panel_bytes(cols);
+    let count = n.div_ceil(PANEL_ROWS);
+    let group = TASK_BYTES.div_ceil(bytes.max(1)).min(count.div_ceil(team.threads())).max(1);
+    let groups = count.div_ceil(group);
+    let row_tasks = x.rows.div_ceil(TASK_ROWS);
+    let y = Split::new(y);
+    let path = Path::current();
+    team.tasks(groups * row_tasks, |task| {
+        let (rows, panels_of) = (task % row_tasks, task / row_tasks);
+        let last = x.rows.min((rows + 1) * TASK_ROWS);
+        for p in panels_of * group..count.min((panels_of + 1) * group) {
+            let mut row = rows * TASK_ROWS;
+            let from = p * PANEL_ROWS;
+            let width = PANEL_ROWS.min(n - from);
+            while row < last {
+                let m = match last - row {
+                    8.. => 8,
+                    4.. => 4,
+                    _ => 1,
+                };
+                let tile = Tile {
+                    panel: panels[p * bytes..].as_ptr(),
+                    cols,
+                    codes: x.codes[row * cols..].as_ptr(),
+                    blocks: x.blocks[row * (cols / BLOCK)..].as_ptr(),
+                    bias: if bias.is_empty() { bias } else { &bias[from..from + width] },
+                    y: y.pointer().wrapping_add(row * y_stride + y_from + from),
+                    y_stride,
+                    width,
+                    first: row == 0,
+                };
+                // SAFETY: all lies inside the slices checked above; tasks write apart tiles.
+                unsafe { path.tile(kind, m, &tile) };
+                row += m;
+            }
+        }
+    });
+}
+
+/// A panel and some rows of x.
+struct Tile<'a> {
+    panel: *const u8,
+    cols: usize,
+    codes: *const i8,
+    blocks: *const RowBlock,
+    bias: &'a [f32],
+    y: *mut f32,
+    y_stride: usize,
+    width: usize,
+    /// Whether nobody has read the panel before.
+    first: bool,
+}
+
+/// Which instructions the dots take.
+#[derive(Clone, Copy)]
+enum Path {
+    Plain,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
+}
+
+impl Path {
+    fn current() -> Path {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            match Isa::current() {
+                Isa::Avx512 if has!("avx512vnni") => return Path::Vnni,
+                Isa::Avx512 | Isa::Avx2 if has!("f16c") => return Path::Avx2,
+                _ => {}
+            }
+        }
+        Path::Plain
+    }
+
+    unsafe fn tile(self, kind: QuantKind, m: usize, tile: &Tile) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(
+                enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"
+            )]
+            unsafe fn vnni(kind: QuantKind, m: usize, tile: &Tile) {
+                // SAFETY: the caller keeps the tile's contract.
+                unsafe { by_kind::<quads::Vnni>(kind, m, tile) }
+            }
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2(kind: QuantKind, m: usize, tile: &Tile) {
+                // SAFETY: the caller keeps the tile's contract.
+                unsafe { by_kind::<quads::Avx2>(kind, m, tile) }
+            }
+            match self {
+                // SAFETY: the processor has the instructions; the contract is the caller's.
+                Path::Vnni => return unsafe { vnni(kind, m, tile) },
+                // SAFETY: as above.
+                Path::Avx2 => return unsafe { avx2(kind, m, tile) },
+                Path::Plain => {}
+            }
+        }
+        // SAFETY: the plain level needs no instruction set; the contract is the caller's.
+        unsafe { by_kind::<quads::Plain>(kind, m, tile) }
+    }
+}
+
+#[inline(always)]
+unsafe fn by_kind<Q: Quads>(kind: QuantKind, m: usize, tile: &Tile) {
+    // SAFETY: as the caller's. The kind is a constant in each branch, so all that depends on it is
+    // decided when this is compiled.
+    unsafe {
+        match kind {
+            QuantKind::Q4_0 => by_rows::<Q>(QuantKind::Q4_0, m, tile),
+            QuantKind::Q4_1 => by_rows::<Q>(QuantKind::Q4_1, m, tile),
+            QuantKind::Q5_0 => by_rows::<Q>(QuantKind::Q5_0, m, tile),
+            QuantKind::Q5_1 => by_rows::<Q>(QuantKind::Q5_1, m, tile),
+            QuantKind::Q8_0 => by_rows::<Q>(QuantKind::Q8_0, m, tile),
+            QuantKind::Q4K => by_rows::<Q>(QuantKind::Q4K, m, tile),
+            QuantKind::Q5K => by_rows::<Q>(QuantKind::Q5K, m, tile),
+            QuantKind::Q6K => by_rows::<Q>(QuantKind::Q6K, m, tile),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn by_rows<Q: Quads>(kind: QuantKind, m: usize, tile: &Tile) {
+    // SAFETY: as the caller's.
+    unsafe {
+        match m {
+            8 => rows::<Q, 8>(kind, tile),
+            4 => rows::<Q, 4>(kind, tile),
+            _ => rows::<Q, 1>(kind, tile),
+        }
+    }
+}
+
+/// M rows of x times one panel.
+#[inline(always)]
+unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, tile: &Tile) {
+    let blocks = tile.cols / BLOCK;
+    // SAFETY: the tile's panel holds `blocks` blocks, x M rows of them, y M rows of `width`.
+    unsafe {
+        let start = match tile.bias {
+            [] => Q::Lanes::splat(0.0),
+            bias => Q::Lanes::load_part(bias.as_ptr(), bias.len()),
+        };
+        let mut sums = [start; M];
+        let mut at = tile.panel;
+        let mut supers = [Q::Lanes::splat(0.0); 2];
+        for b in 0..blocks {
+            if kind.super_bytes() > 0 && b % SUPER == 0 {
+                supers[0] = Q::halves(at);
+                if kind.scales() == Scales::Super {
+                    supers[1] = Q::halves(at.add(2 * PANEL_ROWS));
+                }
+                at = at.add(kind.super_bytes());
+            }
+            if tile.first {
+                let mut ahead = 0;
+                while ahead < kind.block_bytes() {
+                    Q::Lanes::prefetch(at.wrapping_add(AHEAD + ahead).cast());
+                    ahead += 64;
+                }
+            }
+            block::<Q, M>(kind, tile, at, b, supers, &mut sums);
+            at = at.add(kind.block_bytes());
+        }
+        for (m, sum) in sums.iter().enumerate() {
+            let y = tile.y.add(m * tile.y_stride);
+            if tile.width == PANEL_ROWS { sum.store(y) } else { sum.store_part(y, tile.width) }
+        }
+    }
+}
+
+/// Adds block `b`, which stands at `at`, to the sums of M rows.
+#[inline(always)]
+unsafe fn block<Q: Quads, const M: usize>(
+    kind: QuantKind,
+    tile: &Tile,
+    at: *const u8,
+    b: usize,
+    supers: [Q::Lanes; 2],
+    sums: &mut [Q::Lanes; M],
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let steps = steps::<Q>(kind, at.add(kind.scale_bytes()));
+        let [scale, other] = match kind.scales() {
+            Scales::One => [Q::halves(at), supers[1]],
+            Scales::WithMin => [Q::halves(at), Q::halves(at.add(2 * PANEL_ROWS))],
+            Scales::Super => {
+                let min = supers[1].mul(Q::bytes(at.add(PANEL_ROWS)));
+                [supers[0].mul(Q::bytes(at)), Q::Lanes::splat(0.0).sub(min)]
+            }
+            Scales::Sixteen => [
+                supers[0].mul(Q::signed_bytes(at)),
+                supers[0].mul(Q::signed_bytes(at.add(PANEL_ROWS))),
+            ],
+        };
+        let bits = match kind.zero_bits() {
+            Some(bits) => bits,
+            None => 0,
+        };
+        let centred = kind.zero_bits().is_some();
+        for (m, sum) in sums.iter_mut().enumerate() {
+            let x = tile.codes.add(m * tile.cols + b * BLOCK);
+            let row = &*tile.blocks.add(m * (tile.cols / BLOCK) + b);
+            let d = Q::Lanes::splat(row.scale);
+            if kind.scales() == Scales::Sixteen {
+                let (first, second) = (row.half_sum, row.sum - row.half_sum);
+                let low = dots::<Q>(kind, &steps, 0, 4, x, -(first << bits));
+                *sum = sum.add(Q::floats(low).mul(scale.mul(d)));
+                let high = dots::<Q>(kind, &steps, 4, 8, x, -(second << bits));
+                *sum = sum.add(Q::floats(high).mul(other.mul(d)));
+            } else {
+                let start = if centred { -(row.sum << bits) } else { 0 };
+                let whole = dots::<Q>(kind, &steps, 0, 8, x, start);
+                *sum = sum.add(Q::floats(whole).mul(scale.mul(d)));
+                if !centred {
+                    *sum = sum.add(other.mul(Q::Lanes::splat(row.scaled_sum)));
+                }
+            }
+        }
+    }
+}
+
+/// start + Σ codes·x over some steps.
+#[inline(always)]
+unsafe fn dots<Q: Quads>(
+    kind: QuantKind,
+    steps: &[Q; 8],
+    from: usize,
+    to: usize,
+    x: *const i8,
+    start: i32,
+) -> Q::Sums {
+    // SAFETY: x holds a block.
+    unsafe {
+        let mut sums = Q::sums(start);
+        let mut step = from;
+        while step < to {
+            let x = x.add(4 * step);
+            sums = if kind.bits() == 8 {
+                steps[step].dot(x, sums)
+            } else {
+                steps[step].dot_small(x, sums)
+            };
+            step += 1;
+        }
+        sums
+    }
+}
+
+/// The codes of a block, unpacked.
+#[inline(always)]
+unsafe fn steps<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q; 8] {
+    // SAFETY: as the caller's.
+    unsafe {
+        // Not by closures: they would not have the instruction set of the caller.
+        let mut all = [Q::load(at); 8];
+        let mut step = 0;
+        while step < 8 {
+            if kind.bits() == 8 {
+                all[step] = Q::load(at.add(64 * step));
+            } else {
+                let both = Q::load(at.add(64 * (step % 4)));
+                all[step] = if step < 4 { both.low() } else { both.high() };
+            }
+            if kind.bits() == 5 {
+                let bits = at.add(PANEL_ROWS * BLOCK / 2 + 8 * step).cast::<u64>();
+                all[step] = all[step].add_fifth(u64::from_le(bits.read_unaligned()));
+            }
+            step += 1;
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{QuantBlock, pack_panel, quantise_rows, rows_bytes, unpack_block};
+    use super::*;
+
+    fn random(seed: u64, i: usize) -> u64 {
+        crate::uniform_bits(seed, i as u64)
+    }
+
+    /// Blocks with every code and awkward scales, as files hold them.
+    fn invented(kind: QuantKind, row: usize, index: usize) -> QuantBlock {
+        let at = row * 1000 + index;
+        let limit = match kind {
+            QuantKind::Q6K => 64,
+            QuantKind::Q8_0 => 256,
+            _ => 1 << kind.bits(),
+        };
+        let mut block = QuantBlock::ZERO;
+        for (i, code) in block.codes.iter_mut().enumerate() {
+            *code = (random(1, at * BLOCK + i) % limit) as u8;
+        }
+        // f16 between 2^-8 and 2^-4, either sign; one super-block has one d and m.
+        let of = if kind.super_bytes() > 0 { row * 1000 + index / SUPER } else { at };
+        let bits = |seed| {
+            (0x1C00 + random(seed, of) % 0x1000 + (random(seed, of) >> 40 & 1) * 0x8000) as u16
+        };
+        block.d = bits(2);
+        match kind.scales() {
+            Scales::One => {}
+            Scales::WithMin => block.m = bits(3),
+            Scales::Super => {
+                block.m = bits(3);
+                block.scale[0] = (random(4, at) % 64) as u8;
+                block.min = (random(5, at) % 64) as u8;
+            }
+            Scales::Sixteen => block.scale = [random(4, at) as u8, random(5, at) as u8],
+        }
+        block
+    }
+
+    fn packed(kind: QuantKind, rows: usize, cols: usize) -> Vec<u8> {
+        let mut panels = vec![0xAA; kind.matrix_bytes(rows, cols)];
+        for (p, panel) in panels.chunks_exact_mut(kind.panel_bytes(cols)).enumerate() {
+            pack_panel(kind, cols, panel, |row, index| {
+                let row = p * PANEL_ROWS + row;
+                if row < rows { invented(kind, row, index) } else { QuantBlock::ZERO }
+            });
+        }
+        panels
+    }
+
+    #[test]
+    fn packing_keeps_every_block() {
+        for kind in QuantKind::ALL {
+            let (rows, cols) = (21, 512);
+            let panels = packed(kind, rows, cols);
+            for (row, index) in [(0, 0), (5, 7), (15, 15), (16, 8), (20, 3)] {
+                let panel = &panels[row / PANEL_ROWS * kind.panel_bytes(cols)..];
+                let block = unpack_block(kind, panel, row % PANEL_ROWS, index);
+                assert_eq!(block, invented(kind, row, index), "{kind:?} {row} {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn products_are_those_of_the_values_and_the_same_bits_at_every_level() {
+        let _level = crate::isa::hold();
+        let (n, cols, m) = (37, 512, 13);
+        let x: Vec<f32> = (0..m * cols).map(|i| crate::normal(9, i as u64)).collect();
+        let bias: Vec<f32> = (0..n).map(|i| crate::normal(8, i as u64)).collect();
+        for kind in QuantKind::ALL {
+            let panels = packed(kind, n, cols);
+            let matrix = QuantMatrix { kind, rows: n, cols, panels: &panels };
+            let mut seen: Vec<Vec<u32>> = Vec::new();
+            for isa in Isa::available() {
+                isa.force();
+                for threads in [1, 3] {
+                    let team = Team::new(threads);
+                    let mut work = vec![0; rows_bytes(m, cols)];
+                    let rows = quantise_rows(&team, &x, cols, &mut work);
+                    let mut y = vec![f32::NAN; m * (n + 3)];
+                    quant_matmul(&team, &rows, &matrix, &bias, &mut y, n + 3, 2);
+                    check(&matrix, &rows, &bias, &y);
+                    // Alone, a row has the same bits.
+                    let alone = quantise_rows(&team, &x[4 * cols..5 * cols], cols, &mut work);
+                    let mut single = vec![0.0; n];
+                    quant_matmul(&team, &alone, &matrix, &bias, &mut single, n, 0);
+                    assert_eq!(single[..], y[4 * (n + 3) + 2..4 * (n + 3) + 2 + n], "{kind:?}");
+                    seen.push(y.iter().map(|v| v.to_bits()).collect());
+                }
+            }
+            assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "{kind:?}");
+        }
+    }
+
+    /// y against sums in f64 over the values of W and of the rounded x.
+    fn check(matrix: &QuantMatrix, x: &QuantRows, bias: &[f32], y: &[f32]) {
+        let (kind, n, cols) = (matrix.kind, matrix.rows, matrix.cols);
+        for r in 0..x.rows {
+            for (o, b) in bias.iter().enumerate() {
+                let (mut right, mut size) = (f64::from(*b), 0.0);
+                for index in 0..cols / BLOCK {
+                    let panel = &matrix.panels[o / PANEL_ROWS * kind.panel_bytes(cols)..];
+                    let w = unpack_block(kind, panel, o % PANEL_ROWS, index).values(kind);
+                    let d = f64::from(x.blocks[r * (cols / BLOCK) + index].scale);
+                    for (i, w) in w.iter().enumerate() {
+                        let x = d * f64::from(x.codes[r * cols + index * BLOCK + i]);
+                        right += f64::from(*w) * x;
+                        size += (f64::from(*w) * x).abs();
+                    }
+                }
+                let found = f64::from(y[r * (n + 3) + 2 + o]);
+                assert!((found - right).abs() <= 3e-6 * size + 1e-6, "{kind:?}: {found} {right}");
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_is_within_its_bound_and_zero_stays_zero() {
+        let _level = crate::isa::hold();
+        let team = Team::new(1);
+        let mut x: Vec<f32> = (0..96).map(|i| crate::normal(3, i)).collect();
+        x[32..64].fill(0.0);
+        let mut work = vec![0; rows_bytes(1, 96)];
+        let rows = quantise_rows(&team, &x, 96, &mut work);
+        for (i, (&x, &code)) in x.iter().zip(rows.codes).enumerate() {
+            let scale = rows.blocks[i / BLOCK].scale;
+            assert!((x - scale * f32::from(code)).abs() <= scale * 0.5001);
+        }
+        assert!(rows.codes[32..64].iter().all(|&c| c == 0) && rows.blocks[1].scale == 0.0);
+    }
+
+    #[test]
+    fn halves_widen_exactly() {
+        for (bits, value) in [
+            (0x0000, 0.0),
+            (0x3C00, 1.0),
+            (0xC000, -2.0),
+            (0x7BFF, 65504.0),
+            (0x0001, 5.960_464_5e-8),
+            (0x83FF, -6.097_555e-5),
+        ] {
+            assert_eq!(super::super::pack::half(bits), value);
+        }
+        assert!(super::super::pack::half(0x7C00).is_infinite());
+        assert!(super::super::pack::half(0x7E00).is_nan());
+    }
+}
