@@ -52,7 +52,12 @@ pub(crate) fn build(config: &ModelConfig) -> Result<(Network, Head, Layout), Err
         ModelConfig::Transformer(c) => {
             let network = Transformer::new(c, &mut layout);
             let tied = c.tie_word_embeddings.then(|| network.token_table());
-            (Network::Transformer(Box::new(network)), c.hidden_size, tied, c.head_bias.unwrap_or(c.bias))
+            (
+                Network::Transformer(Box::new(network)),
+                c.hidden_size,
+                tied,
+                c.head_bias.unwrap_or(c.bias),
+            )
         }
         ModelConfig::Rnn(c) => (Network::Rnn(Rnn::new(c, &mut layout)), c.hidden_size, None, true),
         ModelConfig::Ngram(_) => return Err(Error::Counts(config.kind())),
