@@ -9,7 +9,7 @@ use crate::runner::Pass;
 use crate::slots::slots;
 use crate::{MlpConfig, NormConfig, PositionConfig, TransformerConfig};
 use kernels::{
-    AttentionShape, Init, Kv, Segment, add_assign, attention_backward, attention_forward,
+    AttentionShape, Digits, Init, Kv, Segment, add_assign, attention_backward, attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
@@ -220,8 +220,9 @@ impl Transformer {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);
-        let inner = kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
-        kernels::quant_rows_len(rows, outer).max(inner)
+        let inner =
+            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size, Digits::Two);
+        kernels::quant_rows_len(rows, outer, Digits::Two).max(inner)
     }
 
     /// The token table, for a tied output projection.
