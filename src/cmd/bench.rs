@@ -331,7 +331,7 @@ fn attention(args: &Attention) -> Result<(), CliError> {
     let longest = if args.backward { n } else { 0 };
     let mut work =
         buffer("tiles", Account::Workspace, attention_workspace(&shape, team.threads(), longest))?;
-    let kv = Kv { keys: &qkv[h * d..], values: &qkv[2 * h * d..], stride };
+    let kv = Kv::whole(&qkv[h * d..], &qkv[2 * h * d..], stride);
     let segment = [Segment { row: 0, queries: n, past: 0, kv }];
     let mut times: Vec<f64> = (0..args.runs + 2)
         .map(|_| {
