@@ -20,7 +20,8 @@ use train::{BatchShape, Recipe, TrainConfig, Trainer};
 Examples:
   autoreg bench train-memory
   autoreg bench train-speed --model rnn --threads 2
-  autoreg bench attention --length 4096 --backward")]
+  autoreg bench attention --length 4096 --backward
+  autoreg bench serve http://127.0.0.1:8080 --clients 1,8")]
 pub struct BenchArgs {
     #[command(subcommand)]
     what: What,
@@ -34,6 +35,8 @@ enum What {
     TrainMemory(TrainMemory),
     /// Causal attention alone, forward or forward and backward
     Attention(Attention),
+    /// Load on a server with the OpenAI interface: time to first token, between tokens, to the end
+    Serve(crate::cmd::bench_serve::BenchServeArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -114,6 +117,7 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
         What::TrainSpeed(args) => train_speed(&args),
         What::TrainMemory(args) => train_memory(&args),
         What::Attention(args) => attention(&args),
+        What::Serve(args) => crate::cmd::bench_serve::run_serve(&args),
     }
 }
 

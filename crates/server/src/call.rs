@@ -44,6 +44,8 @@ pub struct Call {
     tickets: Vec<Ticket>,
     inbox: UnboundedReceiver<(usize, Stamped)>,
     jobs: Vec<Job>,
+    /// Tokens of each choice.
+    ids: Vec<Vec<u32>>,
     arrived: Instant,
     failed: bool,
     _under_way: UnderWay,
@@ -92,7 +94,8 @@ impl Call {
             tickets.push(app.engine.submit(asked, Box::new(sink))?);
         }
         let (app, failed) = (Arc::clone(app), false);
-        Ok(Self { app, tickets, inbox, jobs, arrived, failed, _under_way: under_way })
+        let ids = vec![Vec::new(); jobs.iter().map(|job: &Job| job.sequences).sum()];
+        Ok(Self { app, tickets, inbox, jobs, ids, arrived, failed, _under_way: under_way })
     }
 
     /// What came next; none when all has ended.
@@ -150,6 +153,7 @@ impl Call {
                 let before = job.last[chosen.index].replace(at);
                 metrics.token(before.map(|before| (at - before).as_secs_f64()));
                 let choice = first_choice + chosen.index;
+                self.ids[choice].push(chosen.choice.id);
                 if let Some(finish) = chosen.finish {
                     self.ended(number, at, finish);
                 }
@@ -190,6 +194,12 @@ impl Call {
     #[must_use]
     pub fn choices(&self) -> usize {
         self.first_choice(self.jobs.len())
+    }
+
+    /// The tokens of each choice so far, the one that ended it included.
+    #[must_use]
+    pub fn ids(&self) -> &[Vec<u32>] {
+        &self.ids
     }
 
     /// Tokens read and written.

@@ -18,7 +18,9 @@ pub mod openapi;
 mod other;
 mod prompt;
 mod receipt;
+mod replay;
 mod routes;
+mod run;
 mod sampling;
 
 pub use app::{App, Options, Served};
@@ -26,3 +28,4 @@ pub use error::ApiError;
 pub use listen::listen;
 pub use metrics::{Metrics, Phases};
 pub use routes::router;
+pub use run::run;

@@ -4,6 +4,7 @@ use crate::chat_completions::CHAT;
 use crate::completions::COMPLETIONS;
 use crate::fields::Field;
 use crate::other::{DETOKENIZE, TOKENIZE};
+use crate::replay::REPLAY;
 use crate::sampling::SAMPLING;
 use serde_json::{Map, Value, json};
 
@@ -62,6 +63,7 @@ pub fn document() -> Value {
             "/v1/models": get("The model", "application/json"),
             "/v1/completions": post("Continues prompts", &[SAMPLING, COMPLETIONS], &[], true),
             "/v1/chat/completions": post("Answers a conversation", &[SAMPLING, CHAT], &["messages"], true),
+            "/replay": post("Repeats the answer of a receipt", &[REPLAY], &["receipt"], false),
             "/tokenize": post("The tokens of a text", &[TOKENIZE], &[], false),
             "/detokenize": post("The text of tokens", &[DETOKENIZE], &["tokens"], false),
             "/health": get("Alive", "application/json"),

@@ -34,6 +34,7 @@ pub fn finish(body: &mut Value, receipt: Option<Value>, warnings: &[String], cal
     }
     if let Some(mut receipt) = receipt {
         receipt["timings"] = call.timings();
+        receipt["answer_token_ids"] = json!(call.ids());
         body["receipt"] = receipt;
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::app::{App, UnderWay};
 use crate::error::ApiError;
-use crate::{chat_completions, completions, openapi, other};
+use crate::{chat_completions, completions, openapi, other, replay};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
@@ -26,6 +26,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{name}", get(other::model))
         .route("/v1/completions", post(answer_completions))
         .route("/v1/chat/completions", post(answer_chat))
+        .route("/replay", post(answer_replay))
         .route("/tokenize", post(answer_tokenize))
         .route("/detokenize", post(answer_detokenize))
         .route("/ledger", get(other::ledger))
@@ -82,6 +83,14 @@ async fn answer_chat(State(app): State<Arc<App>>, body: Received) -> Response {
         Ok((guard, body, at)) => {
             chat_completions::chat_completions(Arc::clone(&app), guard, at, &body).await
         }
+        Err(error) => Err(error),
+    };
+    told(&app, done)
+}
+
+async fn answer_replay(State(app): State<Arc<App>>, body: Received) -> Response {
+    let done = match begin(&app, body) {
+        Ok((guard, body, at)) => replay::replay(Arc::clone(&app), guard, at, &body).await,
         Err(error) => Err(error),
     };
     told(&app, done)
