@@ -7,7 +7,7 @@ use crate::cmd::from_logits::DecodingArgs;
 use crate::cmd::model::{AnySource, Opened, Template, engine_error};
 use crate::error::CliError;
 use crate::term;
-use chat::{ChatTemplate, Message};
+use chat::{ChatTemplate, Message, Stretch};
 use clap::Args;
 use decoding::{Rule, Rules};
 use engine::{Event, Finish, Generator, Prompt, Request, Truncate};
@@ -52,11 +52,6 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub decoding: DecodingArgs,
 }
-
-/// Encloses a message's number while the template is rendered; no text of people holds it.
-const PLACE: char = '\u{F8FE}';
-/// White space that no template writes: where it is gone, the template trims messages.
-const EDGE: char = '\u{2003}';
 
 /// A conversation under way.
 struct Conversation<'a> {
@@ -165,32 +160,21 @@ impl Conversation<'_> {
         }
     }
 
-    /// The tokens of the conversation up to where the answer begins. The template is rendered with
-    /// numbers in place of messages, which are put in afterwards: so names of control tokens in them
-    /// are plain text.
+    /// The tokens of the conversation up to where the answer begins. Names of control tokens in
+    /// messages are plain text.
     fn prompt(&self) -> Result<Vec<u32>, chat::Error> {
-        let number = |(i, m): (usize, &Message)| {
-            Message::new(&m.role, format!("{EDGE}{PLACE}{i}{PLACE}{EDGE}"))
-        };
-        let marked: Vec<Message> = self.messages.iter().enumerate().map(number).collect();
-        let text = self.template.render(&marked, true)?;
         let tokenizer = &self.opened.tokenizer;
         // Text between two control tokens is encoded in one piece, messages included.
         let (mut ids, mut run) = (Vec::new(), String::new());
-        for (i, part) in text.split(PLACE).enumerate() {
-            let message = part.parse().ok().and_then(|at: usize| self.messages.get(at));
-            if let Some(message) = message.filter(|_| i % 2 == 1) {
-                let whole = run.pop().is_some_and(|last| {
-                    if last != EDGE {
-                        run.push(last);
-                    }
-                    last == EDGE
-                });
-                let content = message.content.as_str();
-                run.push_str(if whole { content } else { content.trim() });
-                continue;
-            }
-            for part in tokenizer.parts(part.strip_prefix(EDGE).unwrap_or(part)) {
+        for stretch in self.template.stretches(&self.messages, true)? {
+            let text = match stretch {
+                Stretch::Said(text) => {
+                    run.push_str(&text);
+                    continue;
+                }
+                Stretch::Template(text) => text,
+            };
+            for part in tokenizer.parts(&text) {
                 match part {
                     Part::Text(text) => run.push_str(text),
                     Part::Control(id) => {
@@ -212,7 +196,7 @@ impl Conversation<'_> {
         generator: &mut Generator<'_, AnySource<'_>>,
         interrupted: &AtomicBool,
     ) -> Result<(), CliError> {
-        self.messages.push(Message::new("user", text.replace(PLACE, "\u{FFFD}")));
+        self.messages.push(Message::new("user", text));
         let limit = self.opened.saved.config().context_limit();
         let bos = self.opened.tokenizer.specials().bos;
         let prompt = self.prompt().map_err(|e| e.to_string()).and_then(|ids| {

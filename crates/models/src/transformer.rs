@@ -4,7 +4,7 @@
 //! activations a layer; without it all layers share one. With caches, keys and values go to the
 //! caller's caches and attention reads them there; without, it reads them in the batch.
 
-use crate::cache::{Cache, KvCache};
+use crate::cache::{PagedPast, Past};
 use crate::runner::Pass;
 use crate::slots::slots;
 use crate::{MlpConfig, NormConfig, PositionConfig, TransformerConfig};
@@ -299,7 +299,7 @@ impl Transformer {
         &self,
         pass: &Pass,
         packed: &Packed,
-        caches: &mut [Cache],
+        past: &mut Past<'_>,
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
@@ -331,7 +331,7 @@ impl Transformer {
             let near = layer.near && self.near_rotary.is_some();
             let angles = if near { &shared.near_angles } else { &shared.angles };
             let work = &mut shared.attention_work;
-            self.attend(pass, layer, i, packed, caches, angles, normed, slot, work, branch);
+            self.attend(pass, layer, i, packed, past, angles, normed, slot, work, branch);
             pass.dropout(branch, 2 * i as u64 + 1);
             let stats = &mut shared.final_stats;
             add_branch(pass, layer.post.as_ref().map(|p| &p.0), branch, normed, stats, x);
@@ -344,11 +344,7 @@ impl Transformer {
         }
         let hidden = &mut shared.hidden[..rows * c];
         self.norm.forward(team, weights, x, hidden, &mut shared.final_stats);
-        for (cache, &(_, new)) in caches.iter_mut().zip(&batch.sequences) {
-            if let Cache::Kv(kv) = cache {
-                kv.len += new;
-            }
-        }
+        past.advance(&batch.sequences);
     }
 
     /// The attention branch of one layer.
@@ -359,7 +355,7 @@ impl Transformer {
         layer: &Layer,
         index: usize,
         packed: &Packed,
-        caches: &mut [Cache],
+        past: &mut Past<'_>,
         angles: &[f32],
         normed: &[f32],
         slot: &mut LayerSlot<Buffer<f32>>,
@@ -378,9 +374,10 @@ impl Transformer {
         if self.rotary.is_some() {
             turn(team, qkv, stride, 0, h + g, &angles[..rows * d]);
         }
-        for (cache, &(row, new)) in caches.iter_mut().zip(&batch.sequences) {
-            if let Cache::Kv(kv) = cache {
-                kv.append(index, &qkv[row * stride..(row + new) * stride], stride, h * d, g * d);
+        for (i, &(row, new)) in batch.sequences.iter().enumerate() {
+            if let Some((pool, to)) = past.pages_mut(i) {
+                let rows = &qkv[row * stride..(row + new) * stride];
+                pool.append(index, to, rows, stride, h * d);
             }
         }
         let qkv = &slot.qkv[..rows * stride];
@@ -390,14 +387,11 @@ impl Transformer {
             .enumerate()
             .filter(|(_, s)| s.1 > 0)
             .map(|(i, &(row, queries))| {
-                let (past, kv) = match caches.get(i) {
-                    Some(Cache::Kv(kv)) => {
-                        let (keys, values) = (&kv.keys[index][..], &kv.values[index][..]);
-                        (kv.len, Kv { keys, values, stride: g * d })
-                    }
-                    _ => {
+                let (past, kv) = match past.pages(i) {
+                    Some((pool, PagedPast { pages, len })) => (len, pool.layer(index, pages)),
+                    None => {
                         let from = row * stride + h * d;
-                        (0, Kv { keys: &qkv[from..], values: &qkv[from + g * d..], stride })
+                        (0, Kv::whole(&qkv[from..], &qkv[from + g * d..], stride))
                     }
                 };
                 Segment { row, queries, past, kv }
@@ -475,18 +469,6 @@ impl Transformer {
         self.tokens.backward(team, gradients, &batch.tokens, d_x);
         if let Some(positions) = &self.positions {
             positions.backward(team, gradients, &batch.positions, d_x);
-        }
-    }
-}
-
-impl KvCache {
-    /// Copies keys and values out of rows of q, k, v to the positions after `len`.
-    fn append(&mut self, layer: usize, rows: &[f32], stride: usize, from: usize, width: usize) {
-        for (i, row) in rows.chunks_exact(stride).enumerate() {
-            let at = (self.len + i) * width;
-            self.keys[layer][at..at + width].copy_from_slice(&row[from..from + width]);
-            self.values[layer][at..at + width]
-                .copy_from_slice(&row[from + width..from + 2 * width]);
         }
     }
 }
