@@ -32,8 +32,9 @@ pub use attention::{
     attention_workspace,
 };
 pub use elementwise::{
-    add_assign, add_bias_rows, dropout, geglu_tanh_forward, gelu_backward, gelu_forward,
-    gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward, swiglu_forward,
+    add_assign, add_bias_rows, dropout, geglu_tanh_backward, geglu_tanh_forward, gelu_backward,
+    gelu_forward, gelu_tanh_backward, gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward,
+    swiglu_forward,
 };
 pub use head::{
     HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
@@ -42,8 +43,8 @@ pub use head::{
 pub use isa::Isa;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use norm::{
-    NormShape, head_norm, layer_norm_backward, layer_norm_forward, rms_norm_backward,
-    rms_norm_forward,
+    HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,
+    rms_norm_backward, rms_norm_forward,
 };
 pub use optimizer::{AdamStep, adam, sum_of_squares};
 pub use quant::{

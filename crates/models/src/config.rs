@@ -65,13 +65,13 @@ pub struct TransformerConfig {
     /// Bias of the output projection; as `bias` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_bias: Option<bool>,
-    /// RMSNorm on each head of queries and keys, before their positions. Inference only.
+    /// RMSNorm on each head of queries and keys, before their positions.
     #[serde(default, skip_serializing_if = "is_no")]
     pub qk_norm: bool,
-    /// A norm on what each branch adds to the stream. Inference only.
+    /// A norm on what each branch adds to the stream.
     #[serde(default, skip_serializing_if = "is_no")]
     pub post_norm: bool,
-    /// What token embeddings are multiplied by. Inference only.
+    /// What token embeddings are multiplied by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_scale: Option<f32>,
     /// Scores are multiplied by 1/√this; D when absent.
@@ -80,13 +80,13 @@ pub struct TransformerConfig {
     /// How rotary positions are stretched for contexts longer than those trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScaling>,
-    /// Layers that see only near positions. Inference only.
+    /// Layers that see only near positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<SlidingWindow>,
-    /// Logits z become this·tanh(z/this). Inference only.
+    /// Logits z become this·tanh(z/this).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub final_logit_softcapping: Option<f32>,
-    /// Matrices that are kept quantised: what the weights' file says. Inference only.
+    /// Matrices that are kept quantised: what the weights' file says.
     #[serde(skip)]
     pub storage: tensor::Storage,
 }
@@ -122,9 +122,9 @@ pub enum MlpConfig {
     Gelu,
     /// SiLU gate.
     Swiglu,
-    /// GELU by its tanh approximation. Inference only.
+    /// GELU by its tanh approximation.
     GeluTanh,
-    /// GELU gate, by its tanh approximation. Inference only.
+    /// GELU gate, by its tanh approximation.
     GegluTanh,
 }
 
@@ -264,22 +264,6 @@ impl TransformerConfig {
         }
     }
 
-    /// The first feature that has no gradient, and what training needs instead.
-    fn without_gradient(&self) -> Option<(&'static str, &'static str)> {
-        let tanh = matches!(self.mlp, MlpConfig::GeluTanh | MlpConfig::GegluTanh);
-        [
-            (self.qk_norm, "qk_norm", "leave it out"),
-            (self.post_norm, "post_norm", "leave it out"),
-            (self.embedding_scale.is_some(), "embedding_scale", "leave it out"),
-            (self.sliding_window.is_some(), "sliding_window", "leave it out"),
-            (self.final_logit_softcapping.is_some(), "final_logit_softcapping", "leave it out"),
-            (tanh, "mlp", "choose gelu or swiglu"),
-            (!self.storage.is_empty(), "storage", "load the weights as floats"),
-        ]
-        .into_iter()
-        .find_map(|(used, field, instead)| used.then_some((field, instead)))
-    }
-
     /// G.
     pub fn kv_heads(&self) -> usize {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
@@ -391,15 +375,21 @@ impl ModelConfig {
     /// # Errors
     /// The first feature without one.
     pub fn check_trainable(&self) -> Result<(), ConfigError> {
-        let ModelConfig::Transformer(c) = self else { return Ok(()) };
-        match c.without_gradient() {
-            None => Ok(()),
-            Some((field, instead)) => Err(ConfigError {
-                field,
-                found: "set".to_owned(),
-                expected: format!("it can be run but not trained; to train, {instead}"),
+        match self {
+            ModelConfig::Transformer(c) if !c.storage.is_empty() => Err(ConfigError {
+                field: "storage",
+                found: "quantised".to_owned(),
+                expected: "quantised matrices have no gradient; load the weights as floats"
+                    .to_owned(),
             }),
+            _ => Ok(()),
         }
+    }
+
+    /// What bends logits, where there is such a limit.
+    pub(crate) fn soft_cap(&self) -> Option<f32> {
+        let ModelConfig::Transformer(c) = self else { return None };
+        c.final_logit_softcapping
     }
 
     /// Whether the output projection is a quantised matrix.
@@ -467,13 +457,14 @@ mod tests {
     fn what_cannot_be_trained_is_named() {
         let mut c = TransformerConfig::email(4000, 64);
         assert_eq!(ModelConfig::Transformer(c.clone()).check_trainable(), Ok(()));
-        c.qk_norm = true;
+        let part = vec![(tensor::QuantKind::Q8_0, 4000)];
+        c.storage.insert("head.weight".to_owned(), part);
         let config = ModelConfig::Transformer(c);
-        assert_eq!(config.check_trainable().unwrap_err().field, "qk_norm");
+        assert_eq!(config.check_trainable().unwrap_err().field, "storage");
         let workload =
             crate::Workload { rows: 8, sequences: 1, longest: 8, threads: 1, training: true };
         let error = crate::Runner::plan(&config, &workload).unwrap_err().to_string();
-        assert!(error.contains("qk_norm") && error.contains("not trained"), "{error}");
+        assert!(error.contains("quantised") && error.contains("as floats"), "{error}");
     }
 
     #[test]

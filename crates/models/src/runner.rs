@@ -7,7 +7,7 @@ use crate::model::{Model, Network, build};
 use crate::rnn::RnnSlots;
 use crate::slots::slots;
 use crate::transformer::TransformerSlots;
-use crate::{ModelConfig, model};
+use crate::{ModelConfig, Recompute, model};
 use kernels::{
     HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace, logits_workspace,
     row_losses,
@@ -110,10 +110,12 @@ fn specs(
     network: &Network,
     config: &ModelConfig,
     w: &Workload,
+    recompute: Recompute,
 ) -> (NetworkSlots<Spec>, OuterSlot<Spec>) {
     let inner = match network {
         Network::Transformer(n) => {
-            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, w.training))
+            let training = w.training.then_some(recompute);
+            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, training))
         }
         Network::Rnn(n) => NetworkSlots::Rnn(n.specs(w.rows, w.sequences, w.threads, w.training)),
     };
@@ -132,6 +134,11 @@ fn specs(
         best: work("best", w.rows),
     };
     (inner, outer)
+}
+
+fn head_shape(model: &Model, rows: usize) -> HeadShape {
+    let (width, config) = (model.network.width(), model.config());
+    HeadShape { rows, width, vocab: config.vocab_size(), soft_cap: config.soft_cap() }
 }
 
 /// Rows whose logits are stored at a time for their losses under a quantised output projection.
@@ -158,11 +165,23 @@ impl Runner {
     /// # Errors
     /// When the configuration makes no network.
     pub fn plan(config: &ModelConfig, workload: &Workload) -> Result<Plan, Error> {
+        Runner::plan_recomputing(config, workload, Recompute::None)
+    }
+
+    /// What [`Runner::recomputing`] will allocate.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan_recomputing(
+        config: &ModelConfig,
+        workload: &Workload,
+        recompute: Recompute,
+    ) -> Result<Plan, Error> {
         if workload.training {
             config.check_trainable()?;
         }
         let (network, _, _) = build(config)?;
-        let (inner, outer) = specs(&network, config, workload);
+        let (inner, outer) = specs(&network, config, workload, recompute);
         let mut plan = Plan::default();
         inner.each(&mut |s| plan.add(s));
         outer.each(&mut |s| plan.add(s));
@@ -175,11 +194,24 @@ impl Runner {
     /// # Errors
     /// When memory is not to be had.
     pub fn new(model: &Model, workload: Workload, team: &Arc<Team>) -> Result<Runner, Error> {
+        Runner::recomputing(model, workload, Recompute::None, team)
+    }
+
+    /// The same, with fewer activations kept for the backward pass.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn recomputing(
+        model: &Model,
+        workload: Workload,
+        recompute: Recompute,
+        team: &Arc<Team>,
+    ) -> Result<Runner, Error> {
         if workload.training {
             model.config().check_trainable()?;
         }
         let workload = Workload { threads: team.threads(), ..workload };
-        let (inner, outer) = specs(&model.network, model.config(), &workload);
+        let (inner, outer) = specs(&model.network, model.config(), &workload, recompute);
         let mut allocate = |spec: Spec| Buffer::new(&spec).map_err(model::Error::Memory);
         Ok(Runner {
             team: Arc::clone(team),
@@ -245,7 +277,7 @@ impl Runner {
         let d_x = &mut d_hidden[..rows * width];
         head_cross_entropy(
             &self.team,
-            HeadShape { rows, width, vocab: model.config().vocab_size() },
+            head_shape(model, rows),
             &hidden[..rows * width],
             weights.get(head.weight),
             head.bias.map_or(&[], |id| weights.get(id)),
@@ -255,9 +287,11 @@ impl Runner {
             &mut self.outer.head,
         );
         let pass = Pass { team: &self.team, weights, batch, dropout };
+        let rounded = RefCell::new(&mut self.outer.rounded[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
-                n.backward(&pass, gradients, s)
+                n.backward(&pass, packed, gradients, s)
             }
             (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, gradients, s),
             _ => unreachable!("a runner is made for its model"),
@@ -282,6 +316,9 @@ impl Runner {
                 let x = &hidden[chunk.start * width..chunk.end * width];
                 let z = &mut self.outer.head[..chunk.len() * vocab];
                 quantised_product(&self.team, weights, head.weight, bias, &packed, x, z, vocab, 0);
+                if let Some(limit) = model.config().soft_cap() {
+                    kernels::soft_cap(&self.team, z, limit);
+                }
                 row_losses(
                     &self.team,
                     z,
@@ -295,7 +332,7 @@ impl Runner {
         }
         head_cross_entropy(
             &self.team,
-            HeadShape { rows, width, vocab: model.config().vocab_size() },
+            head_shape(model, rows),
             &hidden[..rows * width],
             weights.get(head.weight),
             head.bias.map_or(&[], |id| weights.get(id)),
@@ -334,16 +371,14 @@ impl Runner {
                 let packed = Packed { matrices: &[], rounded };
                 let id = head.weight;
                 quantised_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
+                if let Some(limit) = model.config().soft_cap() {
+                    kernels::soft_cap(&self.team, out, limit);
+                }
                 continue;
             }
-            let shape = HeadShape { rows: run.len(), width, vocab };
+            let shape = head_shape(model, run.len());
             let (weight, work) = (weights.get(head.weight), &mut self.outer.head);
             head_logits(&self.team, shape, x, weight, bias, out, work);
-        }
-        if let ModelConfig::Transformer(c) = model.config()
-            && let Some(limit) = c.final_logit_softcapping
-        {
-            kernels::soft_cap(&self.team, &mut logits[..done * vocab], limit);
         }
     }
 }

@@ -118,20 +118,23 @@ unsafe fn quantise_row_body<S: Lanes>(
             // Below that, the quotient would overflow; such values are zero beside any other.
             let inverse = if largest > 1e-30 { largest_code / largest } else { 0.0 };
             let inverse = S::splat(inverse);
-            [a.mul(inverse).round().to_array(), b.mul(inverse).round().to_array()]
+            [a.mul(inverse).round(), b.mul(inverse).round()]
         };
         let mut sums = [0i32; 2];
         for half in 0..2 {
             let at = b * BLOCK + half * LANES;
-            for i in 0..LANES {
-                let code = rounded[half][i] as i32;
-                sums[half] += code;
+            // SAFETY: the codes of a vector.
+            unsafe {
+                let whole = rounded[half];
+                sums[half] = whole.sum() as i32;
                 if digits == Digits::One {
-                    high[at + i] = code as i8;
+                    whole.store_i8(high[at..at + LANES].as_mut_ptr());
                 } else {
-                    let upper = (code + 64) >> 7;
-                    high[at + i] = upper as i8;
-                    low[at + i] = (code - (upper << 7)) as i8;
+                    // Ties go to the even one: the lower digit is then 64 or -64.
+                    let upper = whole.mul(S::splat(1.0 / 128.0)).round();
+                    upper.store_i8(high[at..at + LANES].as_mut_ptr());
+                    let lower = whole.sub(upper.mul(S::splat(128.0)));
+                    lower.store_i8(low[at..at + LANES].as_mut_ptr());
                 }
             }
         }
