@@ -514,7 +514,7 @@ fn the_document_says_what_is_checked() {
 fn the_same_answer_in_any_company() {
     let server = llama(&[
         "--kv-tokens",
-        "320",
+        "144",
         "--page-tokens",
         "8",
         "--step-tokens",

@@ -255,7 +255,9 @@ impl Shape {
 
     fn whole(mut self, call: &Call, updates: Vec<Update>, n: usize) -> Value {
         self.begin(call);
-        updates.into_iter().for_each(|update| drop(self.take(update)));
+        for update in updates {
+            let _ = self.take(update);
+        }
         let mut sent = Vec::new();
         for group in self.choices.chunks(self.best_of) {
             let mut order: Vec<&Choice> = group.iter().collect();

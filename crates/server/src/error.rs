@@ -89,7 +89,15 @@ impl From<RulesError> for ApiError {
                 setting
             }
             RulesError::Order { edit, .. } => edit,
-            _ => "rules",
+            _ => &"rules",
+        };
+        // Rules have shorter names than the fields that they come from.
+        let param = match *param {
+            "repetition" => "repetition_penalty",
+            "presence" => "presence_penalty",
+            "frequency" => "frequency_penalty",
+            "bias" => "logit_bias",
+            other => other,
         };
         Self::field(param, &error)
     }

@@ -4,7 +4,7 @@ use crate::chat_completions::CHAT;
 use crate::completions::COMPLETIONS;
 use crate::fields::Field;
 use crate::other::{DETOKENIZE, TOKENIZE};
-use crate::replay::REPLAY;
+use crate::replay::{EXPLAIN, REPLAY};
 use crate::sampling::SAMPLING;
 use serde_json::{Map, Value, json};
 
@@ -64,6 +64,8 @@ pub fn document() -> Value {
             "/v1/completions": post("Continues prompts", &[SAMPLING, COMPLETIONS], &[], true),
             "/v1/chat/completions": post("Answers a conversation", &[SAMPLING, CHAT], &["messages"], true),
             "/replay": post("Repeats the answer of a receipt", &[REPLAY], &["receipt"], false),
+            "/explain": post("Shows, as a page, how each token of a receipt's answer was chosen", &[EXPLAIN], &["receipt"], false),
+            "/": get("The playground", "text/html"),
             "/tokenize": post("The tokens of a text", &[TOKENIZE], &[], false),
             "/detokenize": post("The text of tokens", &[DETOKENIZE], &["tokens"], false),
             "/health": get("Alive", "application/json"),

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::header::{self, AUTHORIZATION, HeaderName};
+use axum::http::header::{self, AUTHORIZATION, CONTENT_SECURITY_POLICY, HeaderName};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -27,12 +27,14 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(answer_completions))
         .route("/v1/chat/completions", post(answer_chat))
         .route("/replay", post(answer_replay))
+        .route("/explain", post(answer_explain))
         .route("/tokenize", post(answer_tokenize))
         .route("/detokenize", post(answer_detokenize))
         .route("/ledger", get(other::ledger))
         .layer(from_fn_with_state(Arc::clone(&app), check_key));
     Router::new()
         .merge(keyed)
+        .route("/", get(playground))
         .route("/health", get(other::health))
         .route("/ready", get(other::ready))
         .route("/metrics", get(other::metrics))
@@ -94,6 +96,23 @@ async fn answer_replay(State(app): State<Arc<App>>, body: Received) -> Response 
         Err(error) => Err(error),
     };
     told(&app, done)
+}
+
+async fn answer_explain(State(app): State<Arc<App>>, body: Received) -> Response {
+    let done = match begin(&app, body) {
+        Ok((guard, body, at)) => replay::explained(Arc::clone(&app), guard, at, &body).await,
+        Err(error) => Err(error),
+    };
+    told(&app, done)
+}
+
+/// The playground may run its own script and ask this server, nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+async fn playground() -> Response {
+    let headers = [(CONTENT_SECURITY_POLICY, POLICY)];
+    (headers, axum::response::Html(include_str!("playground.html"))).into_response()
 }
 
 async fn answer_tokenize(State(app): State<Arc<App>>, body: Received) -> Response {
