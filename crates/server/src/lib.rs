@@ -12,6 +12,7 @@ mod chat_completions;
 mod completions;
 mod error;
 pub mod fields;
+mod grammar;
 mod listen;
 mod metrics;
 pub mod openapi;

@@ -6,6 +6,7 @@ use crate::app::{App, UnderWay};
 use crate::call::{Call, Update, reason};
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field};
+use crate::grammar::Grammar;
 use axum::Json;
 use axum::response::{Html, IntoResponse, Response};
 use decoding::Rules;
@@ -16,6 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::task::block_in_place;
 
 /// Fields of `POST /replay`.
 pub const REPLAY: &[Field] = &[
@@ -41,6 +43,8 @@ struct Receipt {
     model: Identity,
     rules: Rules,
     seed: u64,
+    #[serde(default)]
+    grammar: Option<Grammar>,
     stop: Vec<String>,
     end_token_ids: Vec<u32>,
     sequences: usize,
@@ -72,8 +76,9 @@ pub async fn replay(
 ) -> Result<Response, ApiError> {
     let fields = Fields::read(body, &[REPLAY])?;
     let receipt = Receipt::read(&app, &fields)?;
-    let every = |prompt: &Vec<u32>| Asked::plain(receipt.request(prompt, 0, receipt.sequences));
-    let all = receipt.prompt_token_ids.iter().map(every).collect();
+    let every = |prompt: &Vec<u32>| receipt.asked(&app, prompt, 0, receipt.sequences);
+    let every = || receipt.prompt_token_ids.iter().map(every).collect::<Result<_, _>>();
+    let all = block_in_place(every)?;
     let mut call = Call::start(&app, under_way, arrived, all)?;
     let updates = whole(&mut call).await?;
     let mut choices: Vec<(String, Option<&str>)> = vec![Default::default(); call.choices()];
@@ -118,9 +123,10 @@ pub async fn explained(
             format!("index: found {index}, expected 0 to {most}"),
         ));
     };
-    let mut request = receipt.request(prompt, (index % receipt.sequences) as u64, 1);
-    request.max_tokens = request.max_tokens.min(MOST_EXPLAINED);
-    let asked = Asked { explain: true, ..Asked::plain(request) };
+    let sequence = (index % receipt.sequences) as u64;
+    let mut asked = block_in_place(|| receipt.asked(&app, prompt, sequence, 1))?;
+    asked.request.max_tokens = asked.request.max_tokens.min(MOST_EXPLAINED);
+    asked.explain = true;
     let mut call = Call::start(&app, under_way, arrived, vec![asked])?;
     let label = |id: u32| crate::completions::label(&app.model.tokenizer, id);
     let mut steps = Vec::new();
@@ -169,8 +175,15 @@ impl Receipt {
         )))
     }
 
-    fn request(&self, prompt: &[u32], first_sequence: u64, sequences: usize) -> Request {
-        Request {
+    fn asked(
+        &self,
+        app: &App,
+        prompt: &[u32],
+        first_sequence: u64,
+        sequences: usize,
+    ) -> Result<Asked, ApiError> {
+        let constraints = app.constraints(self.grammar.as_ref(), sequences)?;
+        let request = Request {
             prompt: prompt.to_vec(),
             rules: self.rules.clone(),
             seed: self.seed,
@@ -179,6 +192,7 @@ impl Receipt {
             max_tokens: self.max_tokens,
             end: self.end_token_ids.clone(),
             stops: self.stop.clone(),
-        }
+        };
+        Ok(Asked { constraints, ..Asked::plain(request) })
     }
 }
