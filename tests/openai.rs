@@ -1,5 +1,4 @@
 //! The official `openai` client against the server; skipped where `scripts/setup-openai` was not run.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/http.rs"]
 mod http;

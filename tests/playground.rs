@@ -1,5 +1,4 @@
 //! The playground in a headless Chromium: load, type, stream, open a token, move a slider.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/browser.rs"]
 mod browser;

@@ -340,6 +340,9 @@ fn a_full_queue_says_when_to_come_again() {
     };
     assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
     assert_eq!(refused.json()["error"]["details"]["limit"], 20);
+    while server.figure("vllm:num_requests_running") == 0.0 {
+        assert!(Instant::now() < until);
+    }
     drop(running);
     server.rest();
     server.good(COMPLETIONS, &json!({ "prompt": "a", "max_tokens": 1 }));
@@ -624,4 +627,91 @@ fn answers_follow_a_grammar() {
         assert_eq!(answer.json()["error"]["param"], "structured_outputs");
     }
     server.good(COMPLETIONS, &json!({ "prompt": "a", "max_tokens": 1 }));
+}
+
+/// Named events of a stream, in order.
+fn events(answer: &Answer) -> Vec<(String, Value)> {
+    let event = |text: &str| {
+        let (name, data) = text.split_once("\ndata: ").unwrap();
+        let name = name.strip_prefix("event: ").unwrap().to_owned();
+        let value: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(value["type"], name);
+        (name, value)
+    };
+    answer.body.split("\n\n").filter(|text| !text.is_empty()).map(event).collect()
+}
+
+#[test]
+fn other_dialects_give_the_same_answer() {
+    let server = llama(&[]);
+    let common = json!({ "seed": 7, "temperature": 0.9 });
+    let ask = |more: Value| {
+        let mut body = common.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let messages =
+        json!([{ "role": "system", "content": "be" }, { "role": "user", "content": "hi" }]);
+    let chat = server.good(CHAT, &ask(json!({ "messages": messages, "max_tokens": 20 })));
+    let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
+
+    let body = ask(json!({ "system": "be", "messages": said("hi"), "max_tokens": 20 }));
+    let whole = server.good("/v1/messages", &body);
+    assert_eq!(whole["content"][0]["text"], text);
+    assert_eq!(whole["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
+    let count = server.good("/v1/messages/count_tokens", &body);
+    assert_eq!(count["input_tokens"], chat["usage"]["prompt_tokens"]);
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let all = events(&server.post("/v1/messages", &streamed));
+    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names[..2], ["message_start", "content_block_start"]);
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let pieces: String =
+        all.iter().filter_map(|(_, value)| value["delta"]["text"].as_str()).collect();
+    assert_eq!(pieces, text);
+    let delta = &all[all.len() - 2].1;
+    assert_eq!(delta["delta"]["stop_reason"], whole["stop_reason"]);
+    assert_eq!(delta["usage"]["output_tokens"], whole["usage"]["output_tokens"]);
+    let first = text.chars().find(|c| *c != '\u{FFFD}').unwrap().to_string();
+    let mut stops = body.clone();
+    stops["stop_sequences"] = json!([first]);
+    let stopped = server.good("/v1/messages", &stops);
+    assert_eq!(
+        (&stopped["stop_reason"], &stopped["stop_sequence"]),
+        (&json!("stop_sequence"), &json!(first))
+    );
+    for (field, value) in
+        [("max_tokens", Value::Null), ("stop_sequences", json!([""])), ("n", json!(2))]
+    {
+        let mut bad = body.clone();
+        bad[field] = value;
+        let answer = server.post("/v1/messages", &bad);
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
+    }
+
+    let body = ask(json!({ "instructions": "be", "input": "hi", "max_output_tokens": 20 }));
+    let whole = server.good("/v1/responses", &body);
+    assert_eq!(whole["output"][0]["content"][0]["text"], text);
+    assert_eq!(whole["usage"]["total_tokens"], chat["usage"]["total_tokens"]);
+    let parts = json!([{ "role": "developer", "content": "be" },
+        { "role": "user", "content": [{ "type": "input_text", "text": "hi" }] }]);
+    let listed = ask(json!({ "input": parts, "max_output_tokens": 20 }));
+    assert_eq!(
+        server.good("/v1/responses", &listed)["output"][0]["content"],
+        whole["output"][0]["content"]
+    );
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let all = events(&server.post("/v1/responses", &streamed));
+    let numbers: Vec<u64> =
+        all.iter().map(|(_, v)| v["sequence_number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..all.len() as u64).collect::<Vec<_>>());
+    let pieces: String = all.iter().filter_map(|(_, value)| value["delta"].as_str()).collect();
+    assert_eq!(pieces, text);
+    let (name, last) = all.last().unwrap();
+    assert_eq!(*name, format!("response.{}", whole["status"].as_str().unwrap()));
+    assert_eq!(last["response"]["output"][0]["content"], whole["output"][0]["content"]);
+    let stored = ask(json!({ "input": "hi", "previous_response_id": "resp_1" }));
+    assert_eq!(server.post("/v1/responses", &stored).status, 400);
 }

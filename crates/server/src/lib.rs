@@ -14,15 +14,18 @@ mod error;
 pub mod fields;
 mod grammar;
 mod listen;
+mod messages;
 mod metrics;
 pub mod openapi;
 mod other;
 mod prompt;
 mod receipt;
 mod replay;
+mod responses;
 mod routes;
 mod run;
 mod sampling;
+mod talk;
 
 pub use app::{App, Options, Served};
 pub use error::ApiError;
