@@ -167,7 +167,7 @@ fn o13_wrong_types_and_impossible_values() {
         ("stop_token_ids", json!([-1])),
         ("stop_token_ids", json!([262])),
         ("top_logprobs", json!(3)),
-        ("response_format", json!({ "type": "json_object" })),
+        ("response_format", json!({ "type": "odd" })),
         ("tools", json!([{ "type": "function" }])),
         ("preset", json!("other")),
     ] {
@@ -295,7 +295,10 @@ fn o11_pages_after_the_client_leaves() {
     }
     let mut first = [0; 1];
     open[0].read_exact(&mut first).unwrap();
-    assert!(server.figure("vllm:num_requests_waiting") > 0.0);
+    let until = Instant::now() + Duration::from_secs(5);
+    while server.figure("vllm:num_requests_waiting") == 0.0 {
+        assert!(Instant::now() < until, "128 sequences, of which 2 run");
+    }
     drop(open);
     let started = Instant::now();
     server.rest();
@@ -337,6 +340,9 @@ fn a_full_queue_says_when_to_come_again() {
     };
     assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
     assert_eq!(refused.json()["error"]["details"]["limit"], 20);
+    while server.figure("vllm:num_requests_running") == 0.0 {
+        assert!(Instant::now() < until);
+    }
     drop(running);
     server.rest();
     server.good(COMPLETIONS, &json!({ "prompt": "a", "max_tokens": 1 }));
@@ -502,7 +508,7 @@ fn the_document_says_what_is_checked() {
         assert!(schema["description"].as_str().is_some_and(|d| !d.is_empty()), "{name}");
         let mut body = json!({ "prompt": "a", "max_tokens": 1 });
         body[name] = json!({ "odd": [1] });
-        if !["stream_options", "logit_bias"].contains(&name.as_str()) {
+        if !["stream_options", "logit_bias", "response_format"].contains(&name.as_str()) {
             let answer = server.post(COMPLETIONS, &body);
             assert_eq!(answer.json()["error"]["param"], *name, "{answer:?}");
         }
@@ -514,7 +520,7 @@ fn the_document_says_what_is_checked() {
 fn the_same_answer_in_any_company() {
     let server = llama(&[
         "--kv-tokens",
-        "320",
+        "144",
         "--page-tokens",
         "8",
         "--step-tokens",
@@ -569,4 +575,143 @@ fn a_receipt_is_repeated() {
     }
     assert_eq!(server.post("/replay", &json!({ "receipt": {} })).status, 400);
     assert_eq!(server.post("/replay", &json!({})).status, 400);
+}
+
+#[test]
+fn answers_follow_a_grammar() {
+    let server = llama(&[]);
+    let schema = json!({
+        "type": "object", "required": ["name", "age"], "additionalProperties": false,
+        "properties": {
+            "name": { "type": "string", "maxLength": 6 },
+            "age": { "type": "integer", "minimum": 0, "maximum": 99 },
+        }
+    });
+    for seed in 0..6 {
+        let format =
+            json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+        let body = json!({ "messages": said("hi"), "response_format": format, "seed": seed,
+            "max_tokens": 80, "temperature": 0.8, "n": 2, "receipt": true });
+        let answer = server.good(CHAT, &body);
+        for i in 0..2 {
+            let choice = &answer["choices"][i];
+            assert_eq!(choice["finish_reason"], "stop", "{answer}");
+            let text = choice["message"]["content"].as_str().unwrap();
+            let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+            assert!(value["name"].as_str().unwrap().chars().count() <= 6, "{text}");
+            assert!((0..=99).contains(&value["age"].as_i64().unwrap()), "{text}");
+        }
+        let again = server.good("/replay", &json!({ "receipt": answer["receipt"] }));
+        assert_eq!(again["same"], true);
+    }
+    let ask = |outputs: Value| json!({ "prompt": "a", "max_tokens": 40, "structured_outputs": outputs, "seed": 1 });
+    let text = |outputs: Value| {
+        server.good(COMPLETIONS, &ask(outputs))["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let chosen = text(json!({ "choice": ["yes", "no \"really\"", "nö"] }));
+    assert!(["yes", "no \"really\"", "nö"].contains(&chosen.as_str()), "{chosen}");
+    let digits = text(json!({ "regex": "[0-9]{3}-[a-c]+x" }));
+    assert!(digits.len() > 5 && digits.ends_with('x') && digits.as_bytes()[3] == b'-', "{digits}");
+    assert_eq!(text(json!({ "grammar": "start: \"ab\" \"cd\"" })), "abcd");
+    for bad in [
+        json!({ "grammar": "start: nothing_there" }),
+        json!({ "regex": "(" }),
+        json!({ "json": { "type": "odd" } }),
+        json!({ "choice": [] }),
+        json!({ "choice": [1] }),
+        json!({ "regex": "a", "json": {} }),
+        json!({}),
+    ] {
+        let answer = server.post(COMPLETIONS, &ask(bad));
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert_eq!(answer.json()["error"]["param"], "structured_outputs");
+    }
+    server.good(COMPLETIONS, &json!({ "prompt": "a", "max_tokens": 1 }));
+}
+
+/// Named events of a stream, in order.
+fn events(answer: &Answer) -> Vec<(String, Value)> {
+    let event = |text: &str| {
+        let (name, data) = text.split_once("\ndata: ").unwrap();
+        let name = name.strip_prefix("event: ").unwrap().to_owned();
+        let value: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(value["type"], name);
+        (name, value)
+    };
+    answer.body.split("\n\n").filter(|text| !text.is_empty()).map(event).collect()
+}
+
+#[test]
+fn other_dialects_give_the_same_answer() {
+    let server = llama(&[]);
+    let common = json!({ "seed": 7, "temperature": 0.9 });
+    let ask = |more: Value| {
+        let mut body = common.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let messages =
+        json!([{ "role": "system", "content": "be" }, { "role": "user", "content": "hi" }]);
+    let chat = server.good(CHAT, &ask(json!({ "messages": messages, "max_tokens": 20 })));
+    let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
+
+    let body = ask(json!({ "system": "be", "messages": said("hi"), "max_tokens": 20 }));
+    let whole = server.good("/v1/messages", &body);
+    assert_eq!(whole["content"][0]["text"], text);
+    assert_eq!(whole["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
+    let count = server.good("/v1/messages/count_tokens", &body);
+    assert_eq!(count["input_tokens"], chat["usage"]["prompt_tokens"]);
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let all = events(&server.post("/v1/messages", &streamed));
+    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names[..2], ["message_start", "content_block_start"]);
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let pieces: String =
+        all.iter().filter_map(|(_, value)| value["delta"]["text"].as_str()).collect();
+    assert_eq!(pieces, text);
+    let delta = &all[all.len() - 2].1;
+    assert_eq!(delta["delta"]["stop_reason"], whole["stop_reason"]);
+    assert_eq!(delta["usage"]["output_tokens"], whole["usage"]["output_tokens"]);
+    let first = text.chars().find(|c| *c != '\u{FFFD}').unwrap().to_string();
+    let mut stops = body.clone();
+    stops["stop_sequences"] = json!([first]);
+    let stopped = server.good("/v1/messages", &stops);
+    assert_eq!(
+        (&stopped["stop_reason"], &stopped["stop_sequence"]),
+        (&json!("stop_sequence"), &json!(first))
+    );
+    for (field, value) in
+        [("max_tokens", Value::Null), ("stop_sequences", json!([""])), ("n", json!(2))]
+    {
+        let mut bad = body.clone();
+        bad[field] = value;
+        let answer = server.post("/v1/messages", &bad);
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
+    }
+
+    let body = ask(json!({ "instructions": "be", "input": "hi", "max_output_tokens": 20 }));
+    let whole = server.good("/v1/responses", &body);
+    assert_eq!(whole["output"][0]["content"][0]["text"], text);
+    assert_eq!(whole["usage"]["total_tokens"], chat["usage"]["total_tokens"]);
+    let parts = json!([{ "role": "developer", "content": "be" },
+        { "role": "user", "content": [{ "type": "input_text", "text": "hi" }] }]);
+    let listed = ask(json!({ "input": parts, "max_output_tokens": 20 }));
+    assert_eq!(
+        server.good("/v1/responses", &listed)["output"][0]["content"],
+        whole["output"][0]["content"]
+    );
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let all = events(&server.post("/v1/responses", &streamed));
+    let numbers: Vec<u64> =
+        all.iter().map(|(_, v)| v["sequence_number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..all.len() as u64).collect::<Vec<_>>());
+    let pieces: String = all.iter().filter_map(|(_, value)| value["delta"].as_str()).collect();
+    assert_eq!(pieces, text);
+    let (name, last) = all.last().unwrap();
+    assert_eq!(*name, format!("response.{}", whole["status"].as_str().unwrap()));
+    assert_eq!(last["response"]["output"][0]["content"], whole["output"][0]["content"]);
+    let stored = ask(json!({ "input": "hi", "previous_response_id": "resp_1" }));
+    assert_eq!(server.post("/v1/responses", &stored).status, 400);
 }

@@ -1,6 +1,5 @@
 //! Mixed load with clients that leave, lie and dawdle: no page lost, no memory grown, no answer
 //! changed. `AUTOREG_SOAK_SECONDS` makes it longer.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/http.rs"]
 mod http;
@@ -90,7 +89,7 @@ fn a_short_soak() {
     let grown = bytes(&after).saturating_sub(bytes(&before));
     assert!(grown < 16 << 20, "the process grew by {grown} bytes");
     assert!(answered.into_inner() > 20);
-    assert_eq!(server.figure("autoreg_request_errors_total") as u64 > 0, true);
+    assert!(server.figure("autoreg_request_errors_total") > 0.0);
     server.signal("-TERM");
     assert_eq!(server.ended(), Some(0));
 }

@@ -27,11 +27,11 @@ pub struct BenchServeArgs {
     model: Option<String>,
     /// Closed loop: so many clients, each sending when its last answer is there; several, one after
     /// the other
-    #[arg(long, value_name = "N", value_delimiter = ',', group = "arrivals",
+    #[arg(long, value_name = "N", value_delimiter = ',',
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     clients: Vec<u16>,
     /// Open loop: so many requests a second on average, at random times
-    #[arg(long, value_name = "PER_SECOND", value_delimiter = ',', group = "arrivals", value_parser = rate)]
+    #[arg(long, value_name = "PER_SECOND", value_delimiter = ',', value_parser = rate)]
     rate: Vec<f64>,
     /// Requests that are measured, each time
     #[arg(long, value_name = "N", default_value_t = 32,

@@ -64,6 +64,8 @@ struct Way {
     step_tokens: usize,
     page_tokens: usize,
     shuffled: bool,
+    /// Whether texts that begin alike share pages.
+    shares: bool,
     /// Every third step sends a sequence back to wait.
     preempted: bool,
     /// The requests run once before, so that their beginnings are in the cache.
@@ -117,7 +119,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
             page_tokens: way.page_tokens,
             step_tokens: way.step_tokens.max(way.company),
             sequences: way.company,
-            shares,
+            shares: way.shares && shares,
         };
         let ready = shared.ready(&limits, &team)?;
         let started = Instant::now();
@@ -166,11 +168,12 @@ fn ways(threads: usize) -> [Way; 8] {
         company: 1,
         step_tokens: 512,
         page_tokens: 16,
+        shares: false,
         shuffled: false,
         preempted: false,
         warm: false,
     };
-    let together = Way { name: "in company", company: 8, ..alone };
+    let together = Way { name: "in company", company: 8, shares: true, ..alone };
     [
         alone,
         Way { name: "alone, one thread", threads: 1, ..alone },

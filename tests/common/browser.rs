@@ -43,7 +43,12 @@ impl Browser {
 
     /// Loads a file.
     pub fn load(&self, file: &Path) -> Loaded {
+        self.run(file, &[])
+    }
+
+    fn run(&self, file: &Path, more: &[&str]) -> Loaded {
         let run = Command::new(&self.program)
+            .args(more)
             .args([
                 "--headless",
                 "--no-sandbox",
@@ -66,6 +71,16 @@ impl Browser {
     /// Loads a copy of a page that runs a script of the test after its own: what a reader's hands
     /// would do. `say(text)` of that script is what [`Loaded::said`] reads.
     pub fn load_and(&self, file: &Path, script: &str) -> Loaded {
+        self.load(&self.copy(file, script))
+    }
+
+    /// The same, for a script that goes on after the page is loaded: time passes as fast as the
+    /// page's timers allow, and stands still while it waits for a server.
+    pub fn load_and_wait(&self, file: &Path, script: &str) -> Loaded {
+        self.run(&self.copy(file, script), &["--virtual-time-budget=30000"])
+    }
+
+    fn copy(&self, file: &Path, script: &str) -> PathBuf {
         let hands = format!(
             "<pre id=\"said\"></pre><script>const say = (text) => {{ \
              document.getElementById('said').textContent += text + '\\n'; }};\n{script}</script></body>"
@@ -74,7 +89,7 @@ impl Browser {
         assert_eq!(page.matches("</body>").count(), 1);
         let copy = self.folder.path().join("copy.html");
         std::fs::write(&copy, page.replace("</body>", &hands)).unwrap();
-        self.load(&copy)
+        copy
     }
 }
 

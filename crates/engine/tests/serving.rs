@@ -243,7 +243,7 @@ fn the_oldest_comes_first() {
     let mut order = Vec::new();
     while !engine.is_idle() {
         heard.take(engine.step().1);
-        for (&(id, _), _) in &heard.finish {
+        for &(id, _) in heard.finish.keys() {
             if !order.contains(&id) {
                 order.push(id);
             }

@@ -70,6 +70,12 @@ impl<'a> From<&'a mut [Cache]> for Past<'a> {
     }
 }
 
+impl<'a, const N: usize> From<&'a mut [Cache; N]> for Past<'a> {
+    fn from(caches: &'a mut [Cache; N]) -> Self {
+        Past::Own(caches)
+    }
+}
+
 impl<'a> From<&'a mut Vec<Cache>> for Past<'a> {
     fn from(caches: &'a mut Vec<Cache>) -> Self {
         Past::Own(caches)

@@ -1,10 +1,11 @@
 //! What every handler shares: the model as clients know it, the engine's door, options, figures.
 
 use crate::error::ApiError;
+use crate::grammar::{Grammar, Grammars};
 use crate::metrics::Metrics;
 use axum::http::StatusCode;
 use chat::ChatTemplate;
-use engine::serving::Handle;
+use engine::serving::{Constraint, Handle};
 use ledger::Plan;
 use serde_json::json;
 use std::sync::Arc;
@@ -83,6 +84,7 @@ pub struct App {
     pub created: u64,
     /// Numbers answers.
     pub next_answer: AtomicUsize,
+    grammars: Grammars,
     under_way: AtomicUsize,
     draining: AtomicBool,
     began: Instant,
@@ -99,10 +101,25 @@ impl App {
             metrics,
             created: unix_seconds(),
             next_answer: AtomicUsize::new(0),
+            grammars: Grammars::default(),
             under_way: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
             began: Instant::now(),
         }
+    }
+
+    /// A grammar at work for each sequence, if there is one.
+    ///
+    /// # Errors
+    /// A grammar that cannot be used.
+    pub fn constraints(
+        &self,
+        grammar: Option<&Grammar>,
+        sequences: usize,
+    ) -> Result<Vec<Box<dyn Constraint>>, ApiError> {
+        let Some(grammar) = grammar else { return Ok(Vec::new()) };
+        let tokens = (self.engine.vocab_size(), self.model.ends.first().copied());
+        self.grammars.constraints(grammar, sequences, &self.model.tokenizer, tokens)
     }
 
     /// Takes no new requests from now on.
@@ -158,7 +175,7 @@ impl App {
                 let error = ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found");
                 Err(ApiError {
                     param: Some("model".to_owned()),
-                    details: Some(json!({ "models": [self.model.name] })),
+                    details: Some(Box::new(json!({ "models": [self.model.name] }))),
                     ..error
                 })
             }

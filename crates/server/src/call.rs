@@ -184,12 +184,6 @@ impl Call {
         self.jobs[..number].iter().map(|job| job.sequences).sum()
     }
 
-    /// Which prompt a choice answers.
-    #[must_use]
-    pub fn job_of(&self, choice: usize) -> usize {
-        (0..self.jobs.len()).rfind(|&number| self.first_choice(number) <= choice).unwrap_or(0)
-    }
-
     /// Choices in all.
     #[must_use]
     pub fn choices(&self) -> usize {

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use tokio::task::block_in_place;
 
 /// Fields of their own.
 pub const CHAT: &[Field] = &[
@@ -32,7 +33,6 @@ pub const CHAT: &[Field] = &[
         Kind::Integer(0, 20),
         "With `logprobs`: so many best tokens at each place",
     ),
-    field("response_format", Kind::Any, "Only {\"type\": \"text\"}"),
     field("tools", Kind::Refused("calls of tools are not supported"), ""),
     field("tool_choice", Kind::Refused("calls of tools are not supported"), ""),
     field("functions", Kind::Refused("calls of functions are not supported"), ""),
@@ -51,9 +51,8 @@ pub async fn chat_completions(
 ) -> Result<Response, ApiError> {
     let mut fields = Fields::read(body, &[SAMPLING, CHAT])?;
     let sampling = Sampling::read(&app, &mut fields)?;
-    let ids = prompt::conversation(&app, fields.value("messages"), true)?;
+    let ids = block_in_place(|| prompt::conversation(&app, fields.value("messages"), true))?;
     let include_usage = include_usage(&fields)?;
-    text_only(&fields)?;
     let logprobs = fields.flag("logprobs");
     let top = fields.count("top_logprobs");
     if top.is_some_and(|top| top > 0) && !logprobs {
@@ -61,11 +60,8 @@ pub async fn chat_completions(
     }
     let newer = fields.count("max_completion_tokens");
     let max_tokens = newer.or(fields.count("max_tokens")).unwrap_or(app.engine.limit());
-    let asked = Asked {
-        top: top.unwrap_or(0),
-        salt: sampling.salt.clone(),
-        ..Asked::plain(sampling.request(ids, sampling.n, max_tokens))
-    };
+    let asked = block_in_place(|| sampling.asked(&app, ids, sampling.n, max_tokens))?;
+    let asked = Asked { top: top.unwrap_or(0), ..asked };
     let all = vec![asked];
     let receipt = fields.flag("receipt").then(|| receipt::request(&app, &sampling, &all));
     let mut call = Call::start(&app, under_way, arrived, all)?;
@@ -84,21 +80,6 @@ pub async fn chat_completions(
     }
     let updates = whole(&mut call).await?;
     Ok(Json(shape.whole(&call, updates)).into_response())
-}
-
-fn text_only(fields: &Fields) -> Result<(), ApiError> {
-    let Some(format) = fields.value("response_format") else { return Ok(()) };
-    match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(()),
-        found => Err(ApiError::field(
-            "response_format",
-            format!(
-                "response_format: found type {:?}; only \"text\" is supported",
-                found.unwrap_or("none")
-            ),
-        )
-        .code("unsupported")),
-    }
 }
 
 struct Shape {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokenizer::Tokenizer;
+use tokio::task::block_in_place;
 
 /// Fields of their own.
 pub const COMPLETIONS: &[Field] = &[
@@ -59,7 +60,7 @@ pub async fn completions(
 ) -> Result<Response, ApiError> {
     let mut fields = Fields::read(body, &[SAMPLING, COMPLETIONS])?;
     let sampling = Sampling::read(&app, &mut fields)?;
-    let prompts = prompt::completions(&app, fields.value("prompt"))?;
+    let prompts = block_in_place(|| prompt::completions(&app, fields.value("prompt")))?;
     let streams = fields.flag("stream");
     let include_usage = include_usage(&fields)?;
     let best_of = fields.count("best_of").unwrap_or(sampling.n);
@@ -69,13 +70,12 @@ pub async fn completions(
     }
     let (echo, logprobs) = (fields.flag("echo"), fields.count("logprobs"));
     let max_tokens = fields.count("max_tokens").unwrap_or(16);
-    let asked = |given: &Given| Asked {
-        top: logprobs.unwrap_or(0),
-        score_prompt: logprobs.filter(|_| echo),
-        salt: sampling.salt.clone(),
-        ..Asked::plain(sampling.request(given.ids.clone(), best_of, max_tokens))
+    let asked = |given: &Given| {
+        let asked = sampling.asked(&app, given.ids.clone(), best_of, max_tokens)?;
+        let score_prompt = logprobs.filter(|_| echo);
+        Ok(Asked { top: logprobs.unwrap_or(0), score_prompt, ..asked })
     };
-    let all: Vec<Asked> = prompts.iter().map(asked).collect();
+    let all = block_in_place(|| prompts.iter().map(asked).collect::<Result<Vec<_>, ApiError>>())?;
     let receipt = fields.flag("receipt").then(|| receipt::request(&app, &sampling, &all));
     let mut call = Call::start(&app, under_way, arrived, all)?;
     let shape = Shape {
@@ -255,7 +255,9 @@ impl Shape {
 
     fn whole(mut self, call: &Call, updates: Vec<Update>, n: usize) -> Value {
         self.begin(call);
-        updates.into_iter().for_each(|update| drop(self.take(update)));
+        for update in updates {
+            let _ = self.take(update);
+        }
         let mut sent = Vec::new();
         for group in self.choices.chunks(self.best_of) {
             let mut order: Vec<&Choice> = group.iter().collect();

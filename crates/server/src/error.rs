@@ -21,9 +21,9 @@ pub struct ApiError {
     /// A word for programs.
     pub code: Option<&'static str>,
     /// Seconds until it is worth another try.
-    pub retry_after: Option<u64>,
+    pub retry_after: Option<u32>,
     /// Numbers behind the message.
-    pub details: Option<Value>,
+    pub details: Option<Box<Value>>,
 }
 
 impl ApiError {
@@ -65,7 +65,7 @@ impl ApiError {
             "message": self.message, "type": kind, "param": self.param, "code": self.code,
         });
         if let Some(details) = &self.details {
-            error["details"] = details.clone();
+            error["details"] = (**details).clone();
         }
         json!({ "error": error })
     }
@@ -89,7 +89,15 @@ impl From<RulesError> for ApiError {
                 setting
             }
             RulesError::Order { edit, .. } => edit,
-            _ => "rules",
+            _ => &"rules",
+        };
+        // Rules have shorter names than the fields that they come from.
+        let param = match *param {
+            "repetition" => "repetition_penalty",
+            "presence" => "presence_penalty",
+            "frequency" => "frequency_penalty",
+            "bias" => "logit_bias",
+            other => other,
         };
         Self::field(param, &error)
     }
@@ -108,16 +116,16 @@ impl From<engine::Error> for ApiError {
                     "the prompt has {found} tokens; this model sees {limit} at most: shorten it"
                 ),
                 code: Some("context_length_exceeded"),
-                details: Some(json!({ "prompt_tokens": found, "limit_tokens": limit })),
+                details: Some(Box::new(json!({ "prompt_tokens": found, "limit_tokens": limit }))),
                 ..refused
             },
             E::Misfit(misfit) => Self {
                 code: Some("cache_too_small"),
-                details: Some(json!({
+                details: Some(Box::new(json!({
                     "prompt_tokens": misfit.tokens, "needed_pages": misfit.needed,
                     "pages": misfit.pages, "page_tokens": misfit.page_tokens,
                     "limit_tokens": misfit.largest,
-                })),
+                }))),
                 ..refused
             },
             E::Stop(_) => Self { param: Some("stop".to_owned()), ..refused },
@@ -134,11 +142,11 @@ impl From<Refusal> for ApiError {
             Refusal::Never(error) => error.into(),
             Refusal::Busy { waiting, asked, most, retry_after } => Self {
                 code: Some("queue_full"),
-                retry_after: Some(retry_after.as_secs()),
-                details: Some(json!({
+                retry_after: Some(retry_after.as_secs() as u32),
+                details: Some(Box::new(json!({
                     "waiting": waiting, "asked": asked, "limit": most,
                     "predicted_wait_s": retry_after.as_secs(),
-                })),
+                }))),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
             },
             Refusal::Gone => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),

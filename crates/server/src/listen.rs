@@ -68,7 +68,8 @@ pub async fn listen(
     }
     let finished = app.under_way() == 0;
     drop(listener);
-    drop(closing.send(true));
+    // No connection is left where nobody listens.
+    let _ = closing.send(true);
     let end = Instant::now() + Duration::from_secs(5);
     while let Ok(Some(_)) = timeout_at(end, connections.join_next()).await {}
     Ok(finished)

@@ -281,6 +281,12 @@ impl Metrics {
         self.step_time.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
+    /// Pages that sequences hold, and free ones whose content is kept.
+    #[must_use]
+    pub fn pages(&self) -> (i64, i64) {
+        (self.pages_held.get(), self.pages_kept.get())
+    }
+
     /// A token came, so long after the one before it.
     pub fn token(&self, since_last: Option<f64>) {
         self.generation_tokens.inc();
@@ -342,7 +348,8 @@ impl Metrics {
         }
         let mut text = String::new();
         let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        drop(encode(&mut text, &registry));
+        // A text takes all that is written to it.
+        let _ = encode(&mut text, &registry);
         text
     }
 }

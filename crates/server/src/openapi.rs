@@ -3,8 +3,10 @@
 use crate::chat_completions::CHAT;
 use crate::completions::COMPLETIONS;
 use crate::fields::Field;
+use crate::messages::MESSAGES;
 use crate::other::{DETOKENIZE, TOKENIZE};
-use crate::replay::REPLAY;
+use crate::replay::{EXPLAIN, REPLAY};
+use crate::responses::RESPONSES;
 use crate::sampling::SAMPLING;
 use serde_json::{Map, Value, json};
 
@@ -63,7 +65,12 @@ pub fn document() -> Value {
             "/v1/models": get("The model", "application/json"),
             "/v1/completions": post("Continues prompts", &[SAMPLING, COMPLETIONS], &[], true),
             "/v1/chat/completions": post("Answers a conversation", &[SAMPLING, CHAT], &["messages"], true),
+            "/v1/responses": post("Answers a conversation, OpenAI's newer dialect; text only, nothing stored", &[SAMPLING, RESPONSES], &["input"], true),
+            "/v1/messages": post("Answers a conversation, Anthropic's dialect; text only", &[SAMPLING, MESSAGES], &["messages", "max_tokens"], true),
+            "/v1/messages/count_tokens": post("The tokens of a conversation", &[SAMPLING, MESSAGES], &["messages"], false),
             "/replay": post("Repeats the answer of a receipt", &[REPLAY], &["receipt"], false),
+            "/explain": post("Shows, as a page, how each token of a receipt's answer was chosen", &[EXPLAIN], &["receipt"], false),
+            "/": get("The playground", "text/html"),
             "/tokenize": post("The tokens of a text", &[TOKENIZE], &[], false),
             "/detokenize": post("The text of tokens", &[DETOKENIZE], &["tokens"], false),
             "/health": get("Alive", "application/json"),

@@ -93,6 +93,7 @@ pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
     let measured: u64 = books.current.iter().sum::<u64>() + runtime;
     let process = ledger::resident_bytes();
     let limits = app.engine.limits();
+    let (held, kept) = app.metrics.pages();
     Json(json!({
         "terms": rows,
         "predicted_process_bytes": plan.total() + runtime,
@@ -103,6 +104,7 @@ pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
         "kv": {
             "pages": limits.pages, "page_tokens": limits.page_tokens,
             "tokens": limits.capacity(), "bytes": plan.of(Account::KvCache),
+            "pages_held": held, "pages_kept": kept,
         },
         "queue": {
             "waiting": app.engine.queue().waiting(),

@@ -18,6 +18,7 @@ pub fn request(app: &App, sampling: &Sampling, all: &[Asked]) -> Value {
                    "tokenizer": app.model.tokenizer.sha256() },
         "rules": sampling.rules.chain(),
         "seed": sampling.seed,
+        "grammar": sampling.grammar,
         "stop": sampling.stops,
         "end_token_ids": sampling.end,
         "sequences": all.first().map_or(0, |asked| asked.request.sequences),

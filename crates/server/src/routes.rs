@@ -2,12 +2,12 @@
 
 use crate::app::{App, UnderWay};
 use crate::error::ApiError;
-use crate::{chat_completions, completions, openapi, other, replay};
+use crate::{chat_completions, completions, messages, openapi, other, replay, responses};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::header::{self, AUTHORIZATION, HeaderName};
+use axum::http::header::{self, AUTHORIZATION, CONTENT_SECURITY_POLICY, HeaderName};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -26,13 +26,18 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{name}", get(other::model))
         .route("/v1/completions", post(answer_completions))
         .route("/v1/chat/completions", post(answer_chat))
+        .route("/v1/responses", post(answer_responses))
+        .route("/v1/messages", post(answer_messages))
+        .route("/v1/messages/count_tokens", post(answer_count_tokens))
         .route("/replay", post(answer_replay))
+        .route("/explain", post(answer_explain))
         .route("/tokenize", post(answer_tokenize))
         .route("/detokenize", post(answer_detokenize))
         .route("/ledger", get(other::ledger))
         .layer(from_fn_with_state(Arc::clone(&app), check_key));
     Router::new()
         .merge(keyed)
+        .route("/", get(playground))
         .route("/health", get(other::health))
         .route("/ready", get(other::ready))
         .route("/metrics", get(other::metrics))
@@ -70,30 +75,40 @@ fn begin(app: &Arc<App>, body: Received) -> Result<(UnderWay, Bytes, Instant), A
     Ok((under_way, received(app, body)?, Instant::now()))
 }
 
-async fn answer_completions(State(app): State<Arc<App>>, body: Received) -> Response {
-    let done = match begin(&app, body) {
-        Ok((guard, body, at)) => completions::completions(Arc::clone(&app), guard, at, &body).await,
-        Err(error) => Err(error),
-    };
-    told(&app, done)
-}
-
-async fn answer_chat(State(app): State<Arc<App>>, body: Received) -> Response {
-    let done = match begin(&app, body) {
-        Ok((guard, body, at)) => {
-            chat_completions::chat_completions(Arc::clone(&app), guard, at, &body).await
+/// A handler of a body that may take long.
+macro_rules! answers {
+    ($($name:ident => $answer:path;)*) => {$(
+        async fn $name(State(app): State<Arc<App>>, body: Received) -> Response {
+            let done = match begin(&app, body) {
+                Ok((guard, body, at)) => $answer(Arc::clone(&app), guard, at, &body).await,
+                Err(error) => Err(error),
+            };
+            told(&app, done)
         }
-        Err(error) => Err(error),
-    };
+    )*};
+}
+
+answers! {
+    answer_completions => completions::completions;
+    answer_chat => chat_completions::chat_completions;
+    answer_responses => responses::responses;
+    answer_messages => messages::messages;
+    answer_replay => replay::replay;
+    answer_explain => replay::explained;
+}
+
+async fn answer_count_tokens(State(app): State<Arc<App>>, body: Received) -> Response {
+    let done = begin(&app, body).and_then(|(_guard, body, _)| messages::count_tokens(&app, &body));
     told(&app, done)
 }
 
-async fn answer_replay(State(app): State<Arc<App>>, body: Received) -> Response {
-    let done = match begin(&app, body) {
-        Ok((guard, body, at)) => replay::replay(Arc::clone(&app), guard, at, &body).await,
-        Err(error) => Err(error),
-    };
-    told(&app, done)
+/// The playground may run its own script and ask this server, nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+async fn playground() -> Response {
+    let headers = [(CONTENT_SECURITY_POLICY, POLICY)];
+    (headers, axum::response::Html(include_str!("playground.html"))).into_response()
 }
 
 async fn answer_tokenize(State(app): State<Arc<App>>, body: Received) -> Response {

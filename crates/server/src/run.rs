@@ -38,7 +38,7 @@ pub fn run(
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        drop(first.send(()));
+        let _ = first.send(());
         tokio::select! {
             done = &mut served => done,
             _ = terminate.recv() => Ok(false),

@@ -3,8 +3,10 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field};
+use crate::grammar::Grammar;
 use decoding::{Method, Preset, Rule, Rules, Settings};
 use engine::Request;
+use engine::serving::Asked;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -47,6 +49,16 @@ pub const SAMPLING: &[Field] = &[
         Kind::Text,
         "Order and edge meanings of another system: autoreg, hf, vllm, llamacpp, sglang",
     ),
+    field(
+        "response_format",
+        Kind::Object,
+        "Text, a JSON object, or JSON by a schema: {\"type\": \"json_schema\", \"json_schema\": {\"schema\": ...}}",
+    ),
+    field(
+        "structured_outputs",
+        Kind::Object,
+        "What the answer must follow: {\"json\": schema}, {\"regex\": ...}, {\"choice\": [...]}, or {\"grammar\": Lark}",
+    ),
     field("cache_salt", Kind::Text, "Texts with different salts share no cached page"),
     field("receipt", Kind::Flag, "Add what is needed to repeat and to understand this answer"),
     field("strict", Kind::Flag, "Refuse fields that would have no effect"),
@@ -67,6 +79,8 @@ pub struct Sampling {
     pub end: Vec<u32>,
     /// What isolates the cache.
     pub salt: String,
+    /// What answers must follow.
+    pub grammar: Option<Grammar>,
 }
 
 impl Sampling {
@@ -90,6 +104,11 @@ impl Sampling {
                 format!("stop: found {} texts, expected 64 at most", stops.len()),
             ));
         }
+        let grammar = Grammar::read(fields)?;
+        if grammar.is_some() && fields.flag("ignore_eos") {
+            let message = "ignore_eos: not with a grammar, whose end ends the answer";
+            return Err(ApiError::field("ignore_eos", message));
+        }
         let mut end = if fields.flag("ignore_eos") { Vec::new() } else { app.model.ends.clone() };
         end.extend(tokens(app, fields, "stop_token_ids")?);
         Ok(Self {
@@ -99,12 +118,28 @@ impl Sampling {
             stops,
             end,
             salt: fields.text("cache_salt").unwrap_or_default().to_owned(),
+            grammar,
         })
     }
 
+    /// What is asked for a prompt.
+    ///
+    /// # Errors
+    /// A grammar that cannot be used.
+    pub fn asked(
+        &self,
+        app: &App,
+        prompt: Vec<u32>,
+        sequences: usize,
+        max_tokens: usize,
+    ) -> Result<Asked, ApiError> {
+        let constraints = app.constraints(self.grammar.as_ref(), sequences)?;
+        let request = self.request(prompt, sequences, max_tokens);
+        Ok(Asked { salt: self.salt.clone(), constraints, ..Asked::plain(request) })
+    }
+
     /// A request for a prompt.
-    #[must_use]
-    pub fn request(&self, prompt: Vec<u32>, sequences: usize, max_tokens: usize) -> Request {
+    fn request(&self, prompt: Vec<u32>, sequences: usize, max_tokens: usize) -> Request {
         Request {
             prompt,
             rules: self.rules.clone(),

@@ -304,7 +304,7 @@ impl Engine {
 
     /// Runs one step and tells what came of it.
     pub fn step(&mut self) -> (StepReport, Vec<(RequestId, Event)>) {
-        let step = self.scheduler.next();
+        let step = self.scheduler.next_step();
         step.preempted.iter().for_each(|&id| self.sent_back(id));
         for &(id, cached) in &step.admitted {
             self.admitted(id, cached);

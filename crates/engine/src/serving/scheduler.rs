@@ -265,7 +265,7 @@ impl Scheduler {
     }
 
     /// Chooses the next step. [`Scheduler::done`] or [`Scheduler::undo`] must follow.
-    pub fn next(&mut self) -> Step {
+    pub fn next_step(&mut self) -> Step {
         let mut step = Step::default();
         let mut budget = Budget { tokens: self.limits.step_tokens, rows: self.limits.rows() };
         let behind = |one: bool| -> Vec<SequenceId> {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -254,11 +254,8 @@ impl Worker {
                 let Ok(command) = self.inbox.recv() else { return };
                 self.take(command);
             }
-            loop {
-                match self.inbox.try_recv() {
-                    Ok(command) => self.take(command),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
+            while let Ok(command) = self.inbox.try_recv() {
+                self.take(command);
             }
             if !self.engine.is_idle() {
                 self.step();
