@@ -3,6 +3,7 @@
 //! Words of people are plain text whatever they are: the names of control tokens stand for them in
 //! what the template itself writes, never in a message. Ctrl-C ends the answer, not the program.
 
+use crate::cmd::conversation;
 use crate::cmd::from_logits::DecodingArgs;
 use crate::cmd::model::{AnySource, Opened, Template, engine_error};
 use crate::error::CliError;
@@ -18,7 +19,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use tokenizer::Part;
 
 /// Arguments of `chat`.
 #[derive(Debug, Clone, Args)]
@@ -52,11 +52,6 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub decoding: DecodingArgs,
 }
-
-/// Encloses a message's number while the template is rendered; no text of people holds it.
-const PLACE: char = '\u{F8FE}';
-/// White space that no template writes: where it is gone, the template trims messages.
-const EDGE: char = '\u{2003}';
 
 /// A conversation under way.
 struct Conversation<'a> {
@@ -165,45 +160,6 @@ impl Conversation<'_> {
         }
     }
 
-    /// The tokens of the conversation up to where the answer begins. The template is rendered with
-    /// numbers in place of messages, which are put in afterwards: so names of control tokens in them
-    /// are plain text.
-    fn prompt(&self) -> Result<Vec<u32>, chat::Error> {
-        let number = |(i, m): (usize, &Message)| {
-            Message::new(&m.role, format!("{EDGE}{PLACE}{i}{PLACE}{EDGE}"))
-        };
-        let marked: Vec<Message> = self.messages.iter().enumerate().map(number).collect();
-        let text = self.template.render(&marked, true)?;
-        let tokenizer = &self.opened.tokenizer;
-        // Text between two control tokens is encoded in one piece, messages included.
-        let (mut ids, mut run) = (Vec::new(), String::new());
-        for (i, part) in text.split(PLACE).enumerate() {
-            let message = part.parse().ok().and_then(|at: usize| self.messages.get(at));
-            if let Some(message) = message.filter(|_| i % 2 == 1) {
-                let whole = run.pop().is_some_and(|last| {
-                    if last != EDGE {
-                        run.push(last);
-                    }
-                    last == EDGE
-                });
-                let content = message.content.as_str();
-                run.push_str(if whole { content } else { content.trim() });
-                continue;
-            }
-            for part in tokenizer.parts(part.strip_prefix(EDGE).unwrap_or(part)) {
-                match part {
-                    Part::Text(text) => run.push_str(text),
-                    Part::Control(id) => {
-                        ids.extend(tokenizer.encode(&std::mem::take(&mut run)));
-                        ids.push(id);
-                    }
-                }
-            }
-        }
-        ids.extend(tokenizer.encode(&run));
-        Ok(ids)
-    }
-
     fn answer(
         &mut self,
         args: &ChatArgs,
@@ -212,10 +168,11 @@ impl Conversation<'_> {
         generator: &mut Generator<'_, AnySource<'_>>,
         interrupted: &AtomicBool,
     ) -> Result<(), CliError> {
-        self.messages.push(Message::new("user", text.replace(PLACE, "\u{FFFD}")));
+        self.messages.push(Message::new("user", conversation::without_places(text)));
         let limit = self.opened.saved.config().context_limit();
         let bos = self.opened.tokenizer.specials().bos;
-        let prompt = self.prompt().map_err(|e| e.to_string()).and_then(|ids| {
+        let ids = conversation::prompt(&self.template, &self.opened.tokenizer, &self.messages);
+        let prompt = ids.map_err(|e| e.to_string()).and_then(|ids| {
             Prompt::from_ids(bos, ids, limit, Truncate::Never).map_err(|e| e.to_string())
         });
         let prompt = match prompt {

@@ -663,7 +663,11 @@ impl Transformer {
 
 impl SharedSlot<Buffer<f32>> {
     /// The stream (n values, R×C) and what a layer's forward pass works with.
-    fn desk<'a, 'p>(&'a mut self, packed: &'a Packed<'p>, n: usize) -> (&'a mut [f32], Desk<'a, 'p>) {
+    fn desk<'a, 'p>(
+        &'a mut self,
+        packed: &'a Packed<'p>,
+        n: usize,
+    ) -> (&'a mut [f32], Desk<'a, 'p>) {
         let desk = Desk {
             packed,
             normed: &mut self.normed[..n],
