@@ -54,6 +54,10 @@ enum Command {
     Replay(cmd::generate::ReplayArgs),
     /// Score a text token by token: log-probability, rank, perplexity
     Score(cmd::score::ScoreArgs),
+    /// Serve a model over HTTP to many clients at a time: the OpenAI interface
+    Serve(Box<cmd::serve::ServeArgs>),
+    /// Show that an answer is the same bits alone and in any company, on this machine
+    Verify(cmd::verify::VerifyArgs),
     /// Show what a model's files hold and what running it takes: shape, types, tokenizer, memory
     Inspect(cmd::inspect::InspectArgs),
     /// Measure speed and memory on random tokens
@@ -76,6 +80,8 @@ fn main() -> ExitCode {
         Command::Chat(args) => cmd::chat::run(&args),
         Command::Replay(args) => cmd::generate::replay(&args),
         Command::Score(args) => cmd::score::run(&args),
+        Command::Serve(args) => cmd::serve::run(&args),
+        Command::Verify(args) => cmd::verify::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });

@@ -3,12 +3,11 @@
 //! Words of people are plain text whatever they are: the names of control tokens stand for them in
 //! what the template itself writes, never in a message. Ctrl-C ends the answer, not the program.
 
-use crate::cmd::conversation;
 use crate::cmd::from_logits::DecodingArgs;
 use crate::cmd::model::{AnySource, Opened, Template, engine_error};
 use crate::error::CliError;
 use crate::term;
-use chat::{ChatTemplate, Message};
+use chat::{ChatTemplate, Message, Stretch};
 use clap::Args;
 use decoding::{Rule, Rules};
 use engine::{Event, Finish, Generator, Prompt, Request, Truncate};
@@ -19,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use tokenizer::Part;
 
 /// Arguments of `chat`.
 #[derive(Debug, Clone, Args)]
@@ -160,6 +160,34 @@ impl Conversation<'_> {
         }
     }
 
+    /// The tokens of the conversation up to where the answer begins. Names of control tokens in
+    /// messages are plain text.
+    fn prompt(&self) -> Result<Vec<u32>, chat::Error> {
+        let tokenizer = &self.opened.tokenizer;
+        // Text between two control tokens is encoded in one piece, messages included.
+        let (mut ids, mut run) = (Vec::new(), String::new());
+        for stretch in self.template.stretches(&self.messages, true)? {
+            let text = match stretch {
+                Stretch::Said(_, text) => {
+                    run.push_str(&text);
+                    continue;
+                }
+                Stretch::Template(text) => text,
+            };
+            for part in tokenizer.parts(&text) {
+                match part {
+                    Part::Text(text) => run.push_str(text),
+                    Part::Control(id) => {
+                        ids.extend(tokenizer.encode(&std::mem::take(&mut run)));
+                        ids.push(id);
+                    }
+                }
+            }
+        }
+        ids.extend(tokenizer.encode(&run));
+        Ok(ids)
+    }
+
     fn answer(
         &mut self,
         args: &ChatArgs,
@@ -168,11 +196,10 @@ impl Conversation<'_> {
         generator: &mut Generator<'_, AnySource<'_>>,
         interrupted: &AtomicBool,
     ) -> Result<(), CliError> {
-        self.messages.push(Message::new("user", conversation::without_places(text)));
+        self.messages.push(Message::new("user", text));
         let limit = self.opened.saved.config().context_limit();
         let bos = self.opened.tokenizer.specials().bos;
-        let ids = conversation::prompt(&self.template, &self.opened.tokenizer, &self.messages);
-        let prompt = ids.map_err(|e| e.to_string()).and_then(|ids| {
+        let prompt = self.prompt().map_err(|e| e.to_string()).and_then(|ids| {
             Prompt::from_ids(bos, ids, limit, Truncate::Never).map_err(|e| e.to_string())
         });
         let prompt = match prompt {

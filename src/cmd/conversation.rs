@@ -1,90 +1,45 @@
-//! Conversations as tokens: a chat template rendered with numbers in place of messages, which are
-//! put in afterwards. So names of control tokens in what people said are plain text.
+//! Conversations as tokens to learn from: which of them the assistant wrote.
 
-use chat::{ChatTemplate, Message};
+use chat::{ChatTemplate, Message, Stretch};
 use tokenizer::{Part, Tokenizer};
 
-/// Encloses a message's number while the template is rendered; no text of people holds it.
-const PLACE: char = '\u{F8FE}';
-/// White space that no template writes: where it is gone, the template trims messages.
-const EDGE: char = '\u{2003}';
-
-/// A text of people without the character that marks places.
-pub fn without_places(text: &str) -> String {
-    text.replace(PLACE, "\u{FFFD}")
-}
-
-/// The tokens of a conversation up to where the model's next answer begins.
-pub fn prompt(
-    template: &ChatTemplate,
-    tokenizer: &Tokenizer,
-    messages: &[Message],
-) -> Result<Vec<u32>, chat::Error> {
-    let text = template.render(&numbered(messages), true)?;
-    let mut writer =
-        Writer { tokenizer, ends: None, run: String::new(), answering: false, out: Vec::new() };
-    writer.write(&text, messages);
-    Ok(writer.out.into_iter().map(|(id, _)| id).collect())
-}
-
 /// The tokens of a whole conversation, each with whether the assistant wrote it: what it said, and
-/// the token of `ends` behind that. An answer is encoded apart from what stands before it, as it is
-/// when a model writes it.
+/// the token of `ends` behind that. Text between two control tokens is encoded in one piece, but an
+/// answer apart from what stands before it, as it is when a model writes it.
 pub fn answers(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     messages: &[Message],
     ends: &[u32],
 ) -> Result<Vec<(u32, bool)>, chat::Error> {
-    let text = template.render(&numbered(messages), false)?;
-    let ends = Some(ends);
     let mut writer =
         Writer { tokenizer, ends, run: String::new(), answering: false, out: Vec::new() };
-    writer.write(&text, messages);
+    for stretch in template.stretches(messages, false)? {
+        match stretch {
+            Stretch::Said(at, text) => {
+                let answers = messages.get(at).is_some_and(|message| message.role == "assistant");
+                if answers || writer.answering {
+                    writer.flush();
+                }
+                writer.answering = answers;
+                writer.run.push_str(&text);
+            }
+            Stretch::Template(text) => writer.between(&text),
+        }
+    }
+    writer.flush();
     Ok(writer.out)
 }
 
-fn numbered(messages: &[Message]) -> Vec<Message> {
-    let number =
-        |(i, m): (usize, &Message)| Message::new(&m.role, format!("{EDGE}{PLACE}{i}{PLACE}{EDGE}"));
-    messages.iter().enumerate().map(number).collect()
-}
-
-/// Text between two control tokens is encoded in one piece, messages included; but answers apart,
-/// where `ends` are given.
 struct Writer<'a> {
     tokenizer: &'a Tokenizer,
-    ends: Option<&'a [u32]>,
+    ends: &'a [u32],
     run: String,
     answering: bool,
     out: Vec<(u32, bool)>,
 }
 
 impl Writer<'_> {
-    fn write(&mut self, text: &str, messages: &[Message]) {
-        for (i, part) in text.split(PLACE).enumerate() {
-            let message = part.parse().ok().and_then(|at: usize| messages.get(at));
-            match message.filter(|_| i % 2 == 1) {
-                Some(message) => self.message(message),
-                None => self.between(part.strip_prefix(EDGE).unwrap_or(part)),
-            }
-        }
-        self.flush();
-    }
-
-    fn message(&mut self, message: &Message) {
-        let whole = self.run.ends_with(EDGE);
-        if whole {
-            self.run.pop();
-        }
-        if self.ends.is_some() && message.role == "assistant" {
-            self.flush();
-            self.answering = true;
-        }
-        let content = message.content.as_str();
-        self.run.push_str(if whole { content } else { content.trim() });
-    }
-
     /// What the template writes between messages.
     fn between(&mut self, text: &str) {
         for part in self.tokenizer.parts(text) {
@@ -95,8 +50,7 @@ impl Writer<'_> {
                 Part::Text(text) => self.run.push_str(text),
                 Part::Control(id) => {
                     self.flush();
-                    let ends = self.ends.is_some_and(|ends| ends.contains(&id));
-                    self.out.push((id, self.answering && ends));
+                    self.out.push((id, self.answering && self.ends.contains(&id)));
                 }
             }
             self.answering = false;
@@ -141,9 +95,13 @@ mod tests {
         assert_eq!(marked.iter().filter(|&&id| id == end).count(), 2);
         // The user's own «<|end|>» is text: only the template's four are tokens.
         assert_eq!(all.iter().filter(|t| t.0 == end).count(), 4);
-        let before = prompt(&template, &words, &messages[..3]).unwrap();
-        assert!(all.iter().map(|t| t.0).take(before.len()).eq(before.iter().copied()));
-        assert!(all[before.len()].1 && !all[before.len() - 1].1);
+        let asked = template.render(&messages[..1], true).unwrap();
+        // What stands before the first answer is what a model is given to answer it, but for the
+        // user's words, which are no control token.
+        let before = words.encode_with_controls(&asked.replace("a <|end|>", "a"));
+        let first = all.iter().position(|t| t.1).unwrap();
+        let said = words.encode("a <|end|>").len() - words.encode("a").len();
+        assert_eq!(first, before.len() + said);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Training data that is no folder of `data prepare`: plain texts, and conversations of which the
 //! assistant's tokens count. Both are encoded by the model's own tokenizer.
 
-use crate::cmd::conversation::{answers, without_places};
+use crate::cmd::conversation::answers;
 use crate::error::CliError;
 use chat::{ChatTemplate, Message};
 use kernels::{mix, uniform};
@@ -169,7 +169,7 @@ fn text_document(text: &str, encoding: &Encoding<'_>, valid_share: f64, sides: &
 }
 
 fn chat_document(
-    mut messages: Vec<Message>,
+    messages: Vec<Message>,
     encoding: &Encoding<'_>,
     valid_share: f64,
     sides: &mut Sides,
@@ -177,9 +177,6 @@ fn chat_document(
     let Some(template) = encoding.template else {
         return Err("the model has no chat template; take an instruct model, or --text".to_owned());
     };
-    for message in &mut messages {
-        message.content = without_places(&message.content);
-    }
     let mut tokens = answers(template, encoding.tokenizer, &messages, encoding.ends)
         .map_err(|e| e.to_string())?;
     sides.shortened += usize::from(tokens.len() > encoding.max_len);

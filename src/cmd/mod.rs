@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod bench;
+pub mod bench_serve;
 pub mod chat;
 pub mod compare;
 pub mod compare_decoding;
@@ -14,7 +15,9 @@ pub mod init;
 pub mod inspect;
 pub mod model;
 pub mod score;
+pub mod serve;
 pub mod train;
+pub mod verify;
 
 use crate::error::CliError;
 use crate::term::mib;

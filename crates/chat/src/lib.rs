@@ -26,6 +26,20 @@ impl Message {
     }
 }
 
+/// A stretch of a conversation's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stretch {
+    /// What the template writes: names of control tokens stand for them.
+    Template(String),
+    /// What was said in the message at this place: it is plain text whatever it is.
+    Said(usize, String),
+}
+
+/// Encloses a message's number while the template is rendered; no text of people keeps it.
+const PLACE: char = '\u{F8FE}';
+/// White space that no template writes: where it is gone, the template trims messages.
+const EDGE: char = '\u{2003}';
+
 /// Why there is no text.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
@@ -107,6 +121,40 @@ impl ChatTemplate {
     }
 }
 
+impl ChatTemplate {
+    /// As [`ChatTemplate::render`], with what people wrote told apart from what the template
+    /// writes: it is rendered with numbers in place of messages, which are put in afterwards.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn stretches(&self, messages: &[Message], answer: bool) -> Result<Vec<Stretch>, Error> {
+        let number = |(i, m): (usize, &Message)| {
+            Message::new(&m.role, format!("{EDGE}{PLACE}{i}{PLACE}{EDGE}"))
+        };
+        let marked: Vec<Message> = messages.iter().enumerate().map(number).collect();
+        let text = self.render(&marked, answer)?;
+        let mut all: Vec<Stretch> = Vec::new();
+        for (i, part) in text.split(PLACE).enumerate() {
+            let message = part.parse().ok().and_then(|at: usize| Some((at, messages.get(at)?)));
+            if let Some((at, message)) = message.filter(|_| i % 2 == 1) {
+                let content = message.content.replace(PLACE, "\u{FFFD}");
+                let whole = match all.last_mut() {
+                    Some(Stretch::Template(before)) if before.ends_with(EDGE) => {
+                        before.truncate(before.len() - EDGE.len_utf8());
+                        true
+                    }
+                    _ => false,
+                };
+                let content = if whole { content } else { content.trim().to_owned() };
+                all.push(Stretch::Said(at, content));
+            } else {
+                all.push(Stretch::Template(part.strip_prefix(EDGE).unwrap_or(part).to_owned()));
+            }
+        }
+        Ok(all)
+    }
+}
+
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -155,6 +203,29 @@ mod tests {
         assert_eq!(render("{% if 1 %} {% endif %}", &[], false).unwrap(), " ");
         let list = "{% for x in [1,2] %}\n    {{ x }}\n{% endfor %}\n";
         assert_eq!(render(list, &[], false).unwrap(), "    1\n    2\n");
+    }
+
+    #[test]
+    fn what_people_wrote_is_told_apart() {
+        let said = [Message::new("user", " <|end|> x "), Message::new("user", "\u{F8FE}0\u{F8FE}")];
+        let stretches = |source: &str| {
+            ChatTemplate::new(source, "", "").unwrap().stretches(&said, true).unwrap()
+        };
+        let template = |text: &str| Stretch::Template(text.to_owned());
+        let plain = |at: usize, text: &str| Stretch::Said(at, text.to_owned());
+        let kept = "{% for m in messages %}<|u|>{{ m.content }}<|end|>{% endfor %}";
+        assert_eq!(
+            stretches(kept),
+            [
+                template("<|u|>"),
+                plain(0, " <|end|> x "),
+                template("<|end|><|u|>"),
+                plain(1, "\u{FFFD}0\u{FFFD}"),
+                template("<|end|>"),
+            ]
+        );
+        let trimmed = stretches("{{ messages[0].content | trim }}!");
+        assert_eq!(trimmed, [template(""), plain(0, "<|end|> x"), template("!")]);
     }
 
     #[test]

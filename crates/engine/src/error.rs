@@ -40,6 +40,26 @@ pub enum Error {
         /// Tokens that the model knows.
         vocabulary: usize,
     },
+    /// A step goes on from what is not remembered.
+    #[error("sequence {id} is not remembered up to token {read}; this is a fault of the program")]
+    UnknownSequence {
+        /// The sequence.
+        id: u64,
+        /// Tokens that it should have read.
+        read: usize,
+    },
+    /// What the pages of the cache cannot hold.
+    #[error(transparent)]
+    Misfit(#[from] crate::serving::Misfit),
+    /// A grammar that allows no more tokens, or broke.
+    #[error("the grammar cannot go on: {0}")]
+    Constraint(String),
+    /// A step of this request ended in a panic; others go on.
+    #[error("a step of this request failed by a fault of the program: {what}")]
+    Panicked {
+        /// What the panic said.
+        what: String,
+    },
     /// No sequence was asked for.
     #[error("0 sequences asked for; expected at least 1")]
     NoSequences,
@@ -94,7 +114,11 @@ impl Error {
         };
         match self {
             Self::Decode { source, .. } => broken(source),
-            Self::Model(_) | Self::Memory(_) => true,
+            Self::Model(_)
+            | Self::Memory(_)
+            | Self::UnknownSequence { .. }
+            | Self::Constraint(_)
+            | Self::Panicked { .. } => true,
             _ => false,
         }
     }

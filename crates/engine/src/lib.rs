@@ -16,6 +16,7 @@ mod network;
 mod progress;
 mod prompt;
 mod score;
+pub mod serving;
 mod source;
 mod teacher;
 

@@ -2,7 +2,7 @@
 
 use crate::{Error, Request};
 use decoding::stop::{StopMatcher, StopText};
-use decoding::{Choice, Counter, History, Scratch, decide};
+use decoding::{Choice, Counter, History, Mask, Scratch, decide};
 use serde::{Deserialize, Serialize};
 use tokenizer::{Tokenizer, Utf8Stream};
 
@@ -125,7 +125,20 @@ impl Progress {
         logits: &[f32],
         scratch: &mut Scratch,
     ) -> Result<(Choice, String), Error> {
+        self.advance_among(request, limit, logits, None, scratch)
+    }
+
+    /// The same among the tokens that a mask allows.
+    pub fn advance_among(
+        &mut self,
+        request: &Request,
+        limit: Option<usize>,
+        logits: &[f32],
+        mask: Option<Mask<'_>>,
+        scratch: &mut Scratch,
+    ) -> Result<(Choice, String), Error> {
         let history = History::new(&request.prompt, &self.ids);
+        let history = mask.map_or(history, |mask| history.with_mask(mask));
         let (step, rng) =
             (self.ids.len() as u64, Counter { seed: request.seed, stream: self.index });
         let choice = decide(&request.rules, logits, &history, rng, step, scratch)
@@ -192,6 +205,11 @@ impl Progress {
         self.text.push_str(&held);
         shown.push_str(&held);
         shown
+    }
+
+    /// Index of the stop string that came, if one did.
+    pub fn stop(&self) -> Option<usize> {
+        self.stop
     }
 
     pub fn done(self) -> Sequence {

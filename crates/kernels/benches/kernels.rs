@@ -89,7 +89,7 @@ fn main() {
             .iter()
             .map(|&(row, queries)| {
                 let from = row * 3 * c + c;
-                let kv = Kv { keys: &qkv[from..], values: &qkv[from + c..], stride: 3 * c };
+                let kv = Kv::whole(&qkv[from..], &qkv[from + c..], 3 * c);
                 Segment { row, queries, past: 0, kv }
             })
             .collect();

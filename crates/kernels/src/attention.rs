@@ -8,7 +8,7 @@
 
 use crate::lanes::{LANES, Lanes, stamp};
 use crate::math;
-use crate::matmul::{Init, Strided, block};
+use crate::matmul::{Init, Strided, block, gather_raw};
 use crate::split::Split;
 use crate::team::Team;
 
@@ -40,15 +40,62 @@ impl AttentionShape {
     }
 }
 
-/// Keys and values of one sequence: those of position j, head g start at `j·stride + g·D`.
+/// Keys and values of one sequence, in pages: position j stands at row
+/// `pages[j / page_tokens]·page_tokens + j % page_tokens`, and what head g has of a row starts at
+/// `row·stride + g·D`. What a page holds and where it lies changes no bit of a result.
 #[derive(Clone, Copy, Debug)]
 pub struct Kv<'a> {
     /// Keys.
     pub keys: &'a [f32],
     /// Values.
     pub values: &'a [f32],
-    /// Distance of neighbouring positions.
+    /// Distance of neighbouring rows.
     pub stride: usize,
+    /// The page table.
+    pub pages: &'a [u32],
+    /// Positions that a page holds.
+    pub page_tokens: usize,
+}
+
+impl<'a> Kv<'a> {
+    /// Positions in order from the beginning: a single page.
+    pub fn whole(keys: &'a [f32], values: &'a [f32], stride: usize) -> Kv<'a> {
+        Kv { keys, values, stride, pages: &[0], page_tokens: usize::MAX }
+    }
+
+    /// Copies what a head has of `count` positions from `from` on, end to end.
+    fn gather(
+        &self,
+        from: usize,
+        count: usize,
+        offset: usize,
+        keys: &mut [f32],
+        values: &mut [f32],
+        d: usize,
+    ) {
+        let mut done = 0;
+        while done < count {
+            let position = from + done;
+            let (page, inside) = (position / self.page_tokens, position % self.page_tokens);
+            let run = (count - done).min(self.page_tokens - inside);
+            let at = (self.pages[page] as usize * self.page_tokens + inside) * self.stride + offset;
+            gather(&self.keys[at..], self.stride, run, d, &mut keys[done * d..]);
+            gather(&self.values[at..], self.stride, run, d, &mut values[done * d..]);
+            done += run;
+        }
+    }
+
+    /// Whether the pages hold so many positions, of which `width` values each are read.
+    fn holds(&self, positions: usize, width: usize) -> bool {
+        let pages = positions.div_ceil(self.page_tokens);
+        let (keys, values) = (self.keys.len(), self.values.len());
+        pages <= self.pages.len()
+            && self.pages[..pages].iter().enumerate().all(|(i, &page)| {
+                let used = (positions - i * self.page_tokens).min(self.page_tokens);
+                let last = page as usize * self.page_tokens + used - 1;
+                last * self.stride + width <= keys.min(values)
+            })
+    }
 }
 
 /// Rows of a batch that belong to one sequence.
@@ -119,6 +166,8 @@ pub fn attention_forward(
         let (running, rest) = rest.split_at_mut(3 * LINE);
         let (key_rows, value_rows) = rest.split_at_mut(KEY_TILE * d);
         let count = LINE.min(segment.queries - first);
+        // Lanes beyond the queries are not computed: one query costs a quarter of a line.
+        let lanes = count.next_multiple_of(LANES);
         let row = segment.row + first;
         turn(&q[row * q_stride + head * d..], q_stride, count, d, shape.scale, turned);
         running[..LINE].fill(f32::NEG_INFINITY);
@@ -130,10 +179,7 @@ pub fn attention_forward(
         let first_tile = shape.first_seen(position) / KEY_TILE * KEY_TILE;
         for tile in (first_tile..position + count).step_by(KEY_TILE) {
             let keys = KEY_TILE.min(position + count - tile);
-            let at = tile * segment.kv.stride + group * d;
-            let kv = segment.kv;
-            gather(&kv.keys[at..], kv.stride, keys, d, key_rows);
-            gather(&kv.values[at..], kv.stride, keys, d, value_rows);
+            segment.kv.gather(tile, keys, group * d, key_rows, value_rows, d);
             // SAFETY: scratch holds whole lines and whole tiles.
             unsafe {
                 let k = Strided { start: key_rows.as_ptr(), row: d, col: 1 };
@@ -144,12 +190,13 @@ pub fn attention_forward(
                     scores.as_mut_ptr(),
                     LINE,
                     keys,
-                    LINE,
+                    lanes,
                     d,
                     Init::Zero,
                 );
                 softmax_tile(
                     &mut scores[..keys * LINE],
+                    lanes,
                     running,
                     masked_from(tile, keys, position),
                     outside(shape, tile, position, count),
@@ -309,9 +356,12 @@ pub fn attention_backward(
 
 /// Copies `count` rows of `d` values, `stride` apart, end to end.
 fn gather(from: &[f32], stride: usize, count: usize, d: usize, to: &mut [f32]) {
-    for (i, row) in to.chunks_exact_mut(d).take(count).enumerate() {
-        row.copy_from_slice(&from[i * stride..i * stride + d]);
+    if count == 0 {
+        return;
     }
+    assert!((count - 1) * stride + d <= from.len() && count * d <= to.len(), "rows inside");
+    // SAFETY: all rows lie inside both, by the check above.
+    unsafe { gather_raw(from.as_ptr(), stride, to.as_mut_ptr(), d, d, count) }
 }
 
 /// Writes rows of `d` values to places `stride` apart, or adds them there.
@@ -336,8 +386,7 @@ fn check(shape: &AttentionShape, segments: &[Segment], rows: usize, q_len: usize
     for s in segments.iter().filter(|s| s.queries > 0) {
         assert!(s.row + s.queries <= rows, "attention: a segment lies in the batch");
         assert!((s.row + s.queries - 1) * q_stride + h * d <= q_len, "attention: queries");
-        let end = (s.past + s.queries - 1) * s.kv.stride + g * d;
-        assert!(end <= s.kv.keys.len() && end <= s.kv.values.len(), "attention: keys and values");
+        assert!(s.kv.holds(s.past + s.queries, g * d), "attention: keys and values");
     }
 }
 
@@ -396,13 +445,14 @@ const IOTA: [f32; LINE] = {
 #[inline(always)]
 unsafe fn softmax_tile_body<S: Lanes>(
     scores: &mut [f32],
+    lanes: usize,
     running: &mut [f32],
     mask: Option<f32>,
     outside: Option<f32>,
 ) {
     // SAFETY: whole lines.
     unsafe {
-        for i in 0..VECS {
+        for i in 0..lanes / LANES {
             let old = S::load(running.as_ptr().add(i * LANES));
             let lane = S::load(IOTA.as_ptr().add(i * LANES));
             let mut max = old;
@@ -442,12 +492,18 @@ unsafe fn softmax_tile_body<S: Lanes>(
     }
 }
 stamp!(fn softmax_tile_raw(
-    scores: &mut [f32], running: &mut [f32], mask: Option<f32>, outside: Option<f32>
+    scores: &mut [f32], lanes: usize, running: &mut [f32], mask: Option<f32>, outside: Option<f32>
 ) = softmax_tile_body);
-fn softmax_tile(scores: &mut [f32], running: &mut [f32], mask: Option<f32>, outside: Option<f32>) {
-    assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE);
-    // SAFETY: whole lines.
-    unsafe { softmax_tile_raw(scores, running, mask, outside) }
+fn softmax_tile(
+    scores: &mut [f32],
+    lanes: usize,
+    running: &mut [f32],
+    mask: Option<f32>,
+    outside: Option<f32>,
+) {
+    assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE && lanes <= LINE);
+    // SAFETY: whole lines, of which the first lanes are touched.
+    unsafe { softmax_tile_raw(scores, lanes, running, mask, outside) }
 }
 
 /// p: scores → probabilities; ds: d_probability → d_score = p·(ds - δ)·scale.
@@ -538,11 +594,11 @@ mod tests {
                         row,
                         queries,
                         past: 0,
-                        kv: Kv {
-                            keys: &qkv[row * stride + h * d..],
-                            values: &qkv[row * stride + (h + g) * d..],
+                        kv: Kv::whole(
+                            &qkv[row * stride + h * d..],
+                            &qkv[row * stride + (h + g) * d..],
                             stride,
-                        },
+                        ),
                     })
                     .collect();
                 let (mut out, mut lse) = (vec![0.0; rows * h * d], vec![0.0; h * rows]);
@@ -653,7 +709,7 @@ mod tests {
             }
         }
         let team = Team::new(2);
-        let kv = Kv { keys: &qkv[3..], values: &qkv[6..], stride: 9 };
+        let kv = Kv::whole(&qkv[3..], &qkv[6..], 9);
         let segment = Segment { row: 0, queries: n, past: 0, kv };
         let (mut out, mut lse, mut d_qkv) = (vec![0.0; n * 3], vec![0.0; n], vec![0.0; n * 9]);
         let mut work = vec![0.0; attention_workspace(&shape, 2, n)];
@@ -697,7 +753,7 @@ mod tests {
             isa.force();
             let team = Team::new(2);
             let mut work = vec![0.0; attention_workspace(&shape, 2, 0)];
-            let kv = Kv { keys: &k, values: &v, stride: 3 };
+            let kv = Kv::whole(&k, &v, 3);
             let segment = Segment { row: 0, queries: n, past: 0, kv };
             let mut out = vec![0.0; n * 3];
             attention_forward(&team, &shape, &[segment], &q, 3, &mut out, &mut [], &mut work);
@@ -713,12 +769,62 @@ mod tests {
         }
     }
 
+    /// Keys and values scattered over pages of several sizes, read in several pieces.
+    #[test]
+    fn pages_give_the_same_bits() {
+        let _level = crate::isa::hold();
+        let n = 150;
+        let (q, k, v) = (values(n * 16, 1), values(n * 8, 2), values(n * 8, 3));
+        let team = Team::new(2);
+        for window in [None, Some(70)] {
+            let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35, window };
+            let mut work = vec![0.0; attention_workspace(&shape, 2, 0)];
+            let mut run = |kv: Kv, pieces: &[usize]| {
+                let (mut all, mut past) = (Vec::new(), 0);
+                for &queries in pieces {
+                    let mut out = vec![0.0; queries * 16];
+                    let segment = Segment { row: 0, queries, past, kv };
+                    let q = &q[past * 16..];
+                    attention_forward(
+                        &team,
+                        &shape,
+                        &[segment],
+                        q,
+                        16,
+                        &mut out,
+                        &mut [],
+                        &mut work,
+                    );
+                    all.extend(out.iter().map(|x: &f32| x.to_bits()));
+                    past += queries;
+                }
+                all
+            };
+            let whole = run(Kv::whole(&k, &v, 8), &[n]);
+            for page_tokens in [1, 5, 16, 64, 128] {
+                let count = n.div_ceil(page_tokens);
+                // Backwards, with a page of rubbish between any two.
+                let pages: Vec<u32> = (0..count as u32).rev().map(|p| 2 * p).collect();
+                let rows = 2 * count * page_tokens;
+                let (mut keys, mut values) = (vec![f32::NAN; rows * 8], vec![f32::NAN; rows * 8]);
+                for j in 0..n {
+                    let row = pages[j / page_tokens] as usize * page_tokens + j % page_tokens;
+                    keys[row * 8..][..8].copy_from_slice(&k[j * 8..][..8]);
+                    values[row * 8..][..8].copy_from_slice(&v[j * 8..][..8]);
+                }
+                let kv = Kv { keys: &keys, values: &values, stride: 8, pages: &pages, page_tokens };
+                assert_eq!(whole, run(kv, &[n]), "pages of {page_tokens}");
+                assert_eq!(whole, run(kv, &[7, 64, 1, 63, 15]), "pages of {page_tokens}");
+            }
+        }
+    }
+
     fn same_bits(window: Option<usize>) {
         let _level = crate::isa::hold();
         let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.35, window };
         let (n, q_width) = (150, 16);
         let (q, k, v) = (values(n * q_width, 1), values(n * 8, 2), values(n * 8, 3));
-        let kv = Kv { keys: &k, values: &v, stride: 8 };
+        let kv = Kv::whole(&k, &v, 8);
         let team = Team::new(2);
         let mut work = vec![0.0; attention_workspace(&shape, 2, 0)];
         let mut run = |pieces: &[usize]| {

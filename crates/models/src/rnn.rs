@@ -1,7 +1,7 @@
 //! The simple recurrent network: an embedding, one tanh layer, its states.
 
 use crate::RnnConfig;
-use crate::cache::Cache;
+use crate::cache::{Cache, Past};
 use crate::runner::Pass;
 use crate::slots::slots;
 use kernels::{Init, RnnShape, rnn_backward, rnn_forward, rnn_workspace};
@@ -106,11 +106,12 @@ impl Rnn {
         &self,
         pass: &Pass,
         packed: &Packed,
-        caches: &mut [Cache],
+        past: &mut Past<'_>,
         slots: &mut RnnSlots<Buffer<f32>>,
     ) {
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, n) = (batch.rows(), self.width());
+        let caches = past.own();
         let x = &mut slots.x[..rows * self.config.embedding_size];
         let h = &mut slots.h[..rows * n];
         self.tokens.forward(team, weights, &batch.tokens, Init::Zero, x);

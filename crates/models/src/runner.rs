@@ -2,7 +2,7 @@
 //! train on it, evaluate it, get its logits.
 
 use crate::batch::Batch;
-use crate::cache::Cache;
+use crate::cache::Past;
 use crate::model::{Model, Network, build};
 use crate::rnn::RnnSlots;
 use crate::slots::slots;
@@ -238,7 +238,7 @@ impl Runner {
         &mut self,
         model: &Model,
         batch: &Batch,
-        caches: &mut [Cache],
+        past: &mut Past<'_>,
         dropout: Option<Dropout>,
     ) {
         assert!(batch.rows() <= self.workload.rows, "a batch fits the workload");
@@ -252,9 +252,9 @@ impl Runner {
         let packed = &Packed { matrices: &self.outer.packed, rounded };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
-                n.forward(&pass, packed, caches, s)
+                n.forward(&pass, packed, past, s)
             }
-            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.forward(&pass, packed, caches, s),
+            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.forward(&pass, packed, past, s),
             _ => unreachable!("a runner is made for its model"),
         }
     }
@@ -270,7 +270,7 @@ impl Runner {
         gradients: &mut Parameters,
     ) -> &[f32] {
         let rows = batch.rows();
-        self.forward(model, batch, &mut [], dropout);
+        self.forward(model, batch, &mut Past::none(), dropout);
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, d_hidden) = self.slots.hidden_and_gradient();
         let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
@@ -302,7 +302,7 @@ impl Runner {
     /// Loss of each row, its most probable id (ties to the lowest) and that id's probability.
     pub fn evaluate(&mut self, model: &Model, batch: &Batch) -> (&[f32], &[u32], &[f32]) {
         let rows = batch.rows();
-        self.forward(model, batch, &mut [], None);
+        self.forward(model, batch, &mut Past::none(), None);
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let (ids, best) = (&mut self.best_ids[..rows], &mut self.outer.best[..rows]);
@@ -344,18 +344,18 @@ impl Runner {
         (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows])
     }
 
-    /// Extends the cached sequences by the batch's tokens (one cache a sequence; none for a batch
-    /// without a past) and writes the logits of the rows named in `rows` to `logits`
+    /// Extends the remembered sequences by the batch's tokens (caches or page tables, one a
+    /// sequence; none for a batch without a past) and writes the logits of the rows named in `rows` to `logits`
     /// (rows.len()×V).
-    pub fn logits(
+    pub fn logits<'p>(
         &mut self,
         model: &Model,
         batch: &Batch,
-        caches: &mut [Cache],
+        past: impl Into<Past<'p>>,
         rows: &[usize],
         logits: &mut [f32],
     ) {
-        self.forward(model, batch, caches, None);
+        self.forward(model, batch, &mut past.into(), None);
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let vocab = model.config().vocab_size();

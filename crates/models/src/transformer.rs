@@ -1,15 +1,17 @@
 //! The causal transformer: embeddings, layers of attention and MLP on a residual stream, a norm.
 //!
 //! One forward pass serves training, evaluation, prefill and decode. Training keeps a slot of
-//! activations a layer, or computes some of them again; without it all layers share one. With caches, keys and values go to the
-//! caller's caches and attention reads them there; without, it reads them in the batch.
+//! activations a layer, or computes some of them again; without it all layers share one. With
+//! caches, keys and values go to the caller's caches and attention reads them there; without, it
+//! reads them in the batch.
 
-use crate::cache::{Cache, KvCache};
+use crate::cache::{PagedPast, Past};
 use crate::runner::Pass;
 use crate::slots::slots;
 use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, HeadPlace, Init, Kv, Segment, add_assign, attention_backward, attention_forward,
+    AttentionShape, Digits, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
+    attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
@@ -256,8 +258,9 @@ impl Transformer {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);
-        let inner = kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
-        kernels::quant_rows_len(rows, outer).max(inner)
+        let inner =
+            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size, Digits::Two);
+        kernels::quant_rows_len(rows, outer, Digits::Two).max(inner)
     }
 
     /// The token table, for a tied output projection.
@@ -346,7 +349,7 @@ impl Transformer {
         &self,
         pass: &Pass,
         packed: &Packed,
-        caches: &mut [Cache],
+        past: &mut Past<'_>,
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
@@ -373,17 +376,13 @@ impl Transformer {
             if let Some(input) = inputs.get_mut(i) {
                 keep(input, x);
             }
-            self.attention_half(pass, (i, layer), caches, slot_of(attention, i), desk, x);
+            self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
             self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
         }
         let hidden = &mut shared.hidden[..rows * c];
         let x = &shared.x[..rows * c];
         self.norm.forward(team, weights, x, hidden, &mut shared.final_stats);
-        for (cache, &(_, new)) in caches.iter_mut().zip(&batch.sequences) {
-            if let Cache::Kv(kv) = cache {
-                kv.len += new;
-            }
-        }
+        past.advance(&batch.sequences);
     }
 
     /// x ← x + what attention makes of it.
@@ -391,13 +390,13 @@ impl Transformer {
         &self,
         pass: &Pass,
         (index, layer): (usize, &Layer),
-        caches: &mut [Cache],
+        past: &mut Past<'_>,
         slot: &mut AttentionSlot<Buffer<f32>>,
         desk: &mut Desk,
         x: &mut [f32],
     ) {
         let (team, weights) = (pass.team, pass.weights);
-        self.attend(pass, (index, layer), caches, slot, desk, x);
+        self.attend(pass, (index, layer), past, slot, desk, x);
         let attention =
             &slot.attention[..pass.batch.rows() * self.shape.heads * self.shape.head_dim];
         let branch = &mut *desk.branch;
@@ -443,7 +442,7 @@ impl Transformer {
         &self,
         pass: &Pass,
         (index, layer): (usize, &Layer),
-        caches: &mut [Cache],
+        past: &mut Past<'_>,
         slot: &mut AttentionSlot<Buffer<f32>>,
         desk: &mut Desk,
         x: &[f32],
@@ -468,9 +467,10 @@ impl Transformer {
             let angles = if self.turns_near(layer) { desk.near_angles } else { desk.angles };
             turn(team, qkv, stride, 0, h + g, &angles[..rows * d]);
         }
-        for (cache, &(row, new)) in caches.iter_mut().zip(&batch.sequences) {
-            if let Cache::Kv(kv) = cache {
-                kv.append(index, &qkv[row * stride..(row + new) * stride], stride, h * d, g * d);
+        for (i, &(row, new)) in batch.sequences.iter().enumerate() {
+            if let Some((pool, to)) = past.pages_mut(i) {
+                let rows = &qkv[row * stride..(row + new) * stride];
+                pool.append(index, to, rows, stride, h * d);
             }
         }
         let qkv = &slot.qkv[..rows * stride];
@@ -480,14 +480,11 @@ impl Transformer {
             .enumerate()
             .filter(|(_, s)| s.1 > 0)
             .map(|(i, &(row, queries))| {
-                let (past, kv) = match caches.get(i) {
-                    Some(Cache::Kv(kv)) => {
-                        let (keys, values) = (&kv.keys[index][..], &kv.values[index][..]);
-                        (kv.len, Kv { keys, values, stride: g * d })
-                    }
-                    _ => {
+                let (past, kv) = match past.pages(i) {
+                    Some((pool, PagedPast { pages, len })) => (len, pool.layer(index, pages)),
+                    None => {
                         let from = row * stride + h * d;
-                        (0, Kv { keys: &qkv[from..], values: &qkv[from + g * d..], stride })
+                        (0, Kv::whole(&qkv[from..], &qkv[from + g * d..], stride))
                     }
                 };
                 Segment { row, queries, past, kv }
@@ -557,7 +554,7 @@ impl Transformer {
     ) {
         let (x, desk) = &mut shared.desk(packed, input.len());
         x.copy_from_slice(input);
-        self.attention_half(pass, (index, layer), &mut [], attention, desk, x);
+        self.attention_half(pass, (index, layer), &mut Past::none(), attention, desk, x);
         if layer.post.is_some() {
             return self.mlp_half(pass, (index, layer), mlp, desk, x);
         }
@@ -578,10 +575,10 @@ impl Transformer {
     ) {
         let (x, desk) = &mut shared.desk(packed, input.len());
         if layer.1.post.is_none() {
-            return self.attend(pass, layer, &mut [], slot, desk, input);
+            return self.attend(pass, layer, &mut Past::none(), slot, desk, input);
         }
         x.copy_from_slice(input);
-        self.attention_half(pass, layer, &mut [], slot, desk, x);
+        self.attention_half(pass, layer, &mut Past::none(), slot, desk, x);
     }
 
     fn mlp_backward(
@@ -717,18 +714,6 @@ fn branch_gradient(
             norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, branch);
         }
         None => branch.copy_from_slice(d_x),
-    }
-}
-
-impl KvCache {
-    /// Copies keys and values out of rows of q, k, v to the positions after `len`.
-    fn append(&mut self, layer: usize, rows: &[f32], stride: usize, from: usize, width: usize) {
-        for (i, row) in rows.chunks_exact(stride).enumerate() {
-            let at = (self.len + i) * width;
-            self.keys[layer][at..at + width].copy_from_slice(&row[from..from + width]);
-            self.values[layer][at..at + width]
-                .copy_from_slice(&row[from + width..from + 2 * width]);
-        }
     }
 }
 

@@ -244,6 +244,13 @@ impl Tokenizer {
         true
     }
 
+    /// The bytes that a token stands for inside a text; none for control tokens.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.push_bytes(id, false, &mut bytes);
+        bytes
+    }
+
     /// The token with this id, as the vocabulary writes it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.tokens.get(id as usize).cloned().flatten()

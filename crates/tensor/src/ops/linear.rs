@@ -2,7 +2,8 @@
 
 use crate::{Initial, Layout, ParamId, Parameters};
 use kernels::{
-    Init, Mat, Team, column_sums, matmul, pack_transposed, packed_len, quant_matmul, quantise_rows,
+    Digits, Init, Mat, Team, column_sums, matmul, pack_transposed, packed_len, quant_matmul,
+    quantise_rows,
 };
 use std::cell::RefCell;
 
@@ -160,7 +161,7 @@ pub fn quantised_product(
 ) {
     let mut workspace = packed.rounded.borrow_mut();
     let inputs = weights.layout().specs()[weight.index()].shape[1];
-    let x = quantise_rows(team, x, inputs, &mut workspace);
+    let x = quantise_rows(team, x, inputs, Digits::Two, &mut workspace);
     for (rows, matrix) in weights.matrices(weight) {
         let bias = if bias.is_empty() { bias } else { &bias[rows.clone()] };
         quant_matmul(team, &x, &matrix, bias, y, y_stride, y_from + rows.start);

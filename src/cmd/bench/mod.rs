@@ -1,5 +1,7 @@
 //! `autoreg bench`: speed and memory on random tokens, in the form that peers are measured in.
 
+mod model;
+
 use crate::cmd::train::ledger_table;
 use crate::cmd::{json, team};
 use crate::error::CliError;
@@ -20,7 +22,8 @@ use train::{BatchShape, Recipe, TrainConfig, Trainer};
 Examples:
   autoreg bench train-memory
   autoreg bench train-speed --model rnn --threads 2
-  autoreg bench attention --length 4096 --backward")]
+  autoreg bench attention --length 4096 --backward
+  autoreg bench serve http://127.0.0.1:8080 --clients 1,8")]
 pub struct BenchArgs {
     #[command(subcommand)]
     what: What,
@@ -34,6 +37,12 @@ enum What {
     TrainMemory(TrainMemory),
     /// Causal attention alone, forward or forward and backward
     Attention(Attention),
+    /// Tokens/s of reading a prompt
+    Prefill(model::Prefill),
+    /// Tokens/s of extending it, and the share of the memory's bandwidth that this reaches
+    Decode(model::Decode),
+    /// Load on a server with the OpenAI interface: time to first token, between tokens, to the end
+    Serve(crate::cmd::bench_serve::BenchServeArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -114,6 +123,9 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
         What::TrainSpeed(args) => train_speed(&args),
         What::TrainMemory(args) => train_memory(&args),
         What::Attention(args) => attention(&args),
+        What::Prefill(args) => model::prefill(&args),
+        What::Decode(args) => model::decode(&args),
+        What::Serve(args) => crate::cmd::bench_serve::run_serve(&args),
     }
 }
 
@@ -331,7 +343,7 @@ fn attention(args: &Attention) -> Result<(), CliError> {
     let longest = if args.backward { n } else { 0 };
     let mut work =
         buffer("tiles", Account::Workspace, attention_workspace(&shape, team.threads(), longest))?;
-    let kv = Kv { keys: &qkv[h * d..], values: &qkv[2 * h * d..], stride };
+    let kv = Kv::whole(&qkv[h * d..], &qkv[2 * h * d..], stride);
     let segment = [Segment { row: 0, queries: n, past: 0, kv }];
     let mut times: Vec<f64> = (0..args.runs + 2)
         .map(|_| {

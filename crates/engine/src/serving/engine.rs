@@ -1,0 +1,590 @@
+//! From requests to tokens: scheduler, executor and the rules of each request, a step at a time.
+
+use super::executor::{Executor, Piece, Rows};
+use super::pool::PageKey;
+use super::scheduler::{Limits, Scheduler, SequenceId, Step, Totals, Work};
+use crate::progress::Progress;
+use crate::score::{Scored, scored};
+use crate::{Error, Finish, Request};
+use decoding::{Choice, Counter, Draw, Explanation, History, Mask, Row, Rules, Scratch};
+use ledger::{Account, Buffer, Plan, Spec};
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tokenizer::Tokenizer;
+
+/// Names a request.
+pub type RequestId = u64;
+
+/// A grammar at work on one sequence.
+pub trait Constraint: Send {
+    /// The tokens that may come next, one bit a token.
+    ///
+    /// # Errors
+    /// What stops it.
+    fn mask(&mut self) -> Result<&[u32], String>;
+
+    /// The token that came.
+    ///
+    /// # Errors
+    /// What stops it.
+    fn accept(&mut self, token: u32) -> Result<(), String>;
+}
+
+/// A request with what is wanted beside its tokens.
+pub struct Asked {
+    /// From prompt to tokens.
+    pub request: Request,
+    /// Best tokens told of each choice, by the model's own order.
+    pub top: usize,
+    /// Whether the prompt's tokens are scored, and how many best ones are told of each.
+    pub score_prompt: Option<usize>,
+    /// Texts with different salts share no page.
+    pub salt: String,
+    /// Whether every choice is told in full.
+    pub explain: bool,
+    /// Grammars, one a sequence, or none.
+    pub constraints: Vec<Box<dyn Constraint>>,
+}
+
+impl Asked {
+    /// Nothing beside the tokens.
+    #[must_use]
+    pub fn plain(request: Request) -> Self {
+        let salt = String::new();
+        Self { request, top: 0, score_prompt: None, salt, explain: false, constraints: Vec::new() }
+    }
+}
+
+/// A token of a prompt under the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// Its score; the first token of a prompt has none.
+    pub scored: Option<Scored>,
+    /// The best tokens at its place: (token, log-probability).
+    pub top: Vec<(u32, f64)>,
+}
+
+/// A chosen token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// Which of the request's sequences, from 0.
+    pub index: usize,
+    /// The choice.
+    pub choice: Choice,
+    /// Text that may be shown now.
+    pub text: String,
+    /// The best tokens: (token, log-probability).
+    pub top: Vec<(u32, f64)>,
+    /// The choice in full, where asked for.
+    pub explanation: Option<Box<Explanation>>,
+    /// Why the sequence ended, if it did.
+    pub finish: Option<Finish>,
+    /// Index of the stop string that came.
+    pub stop: Option<usize>,
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Event {
+    /// Its first sequence runs; so many of its tokens were in the cache.
+    Started {
+        /// Tokens.
+        cached: usize,
+    },
+    /// It was sent back to wait.
+    Preempted,
+    /// Its prompt is scored.
+    Prompt(Vec<PromptToken>),
+    /// A token was chosen.
+    Token(Box<Chosen>),
+    /// A sequence ended without a token.
+    Ended {
+        /// Which, from 0.
+        index: usize,
+        /// Why.
+        finish: Finish,
+    },
+    /// All of it ended with an error; nothing more comes.
+    Failed(Error),
+}
+
+/// What a step was, in numbers.
+#[derive(Debug, Clone, Default)]
+pub struct StepReport {
+    /// Rows of sequences that lacked one token.
+    pub decode_rows: usize,
+    /// Rows of prompts, and of what is read again.
+    pub prefill_rows: usize,
+    /// Whose rows: (request, rows).
+    pub work: Vec<(RequestId, usize)>,
+    /// Sequences that wait.
+    pub waiting: usize,
+    /// Tokens of those.
+    pub waiting_tokens: usize,
+    /// Sequences that run.
+    pub running: usize,
+    /// Pages in all.
+    pub pages: usize,
+    /// Pages held by sequences.
+    pub pages_held: usize,
+    /// Free pages whose content is kept.
+    pub pages_kept: usize,
+    /// Kept pages whose place was needed, since the beginning.
+    pub evictions: u64,
+    /// Totals since the beginning.
+    pub totals: Totals,
+}
+
+struct Live {
+    request: RequestId,
+    index: usize,
+    progress: Progress,
+    prompt: Vec<PromptToken>,
+    started: bool,
+    constraint: Option<Box<dyn Constraint>>,
+}
+
+/// Answers many requests at a time.
+pub struct Engine {
+    executor: Box<dyn Executor>,
+    scheduler: Scheduler,
+    tokenizer: Tokenizer,
+    limit: usize,
+    requests: HashMap<RequestId, (Asked, Vec<SequenceId>)>,
+    live: HashMap<SequenceId, Live>,
+    next_sequence: SequenceId,
+    /// Rows×V.
+    logits: Buffer<f32>,
+    scratch: Scratch,
+    events: VecDeque<(RequestId, Event)>,
+}
+
+fn logits_spec(vocab: usize, limits: &Limits) -> Spec {
+    Spec::new("logits of a step", Account::Workspace, limits.rows().saturating_mul(vocab))
+}
+
+impl Engine {
+    /// What an engine allocates beside its executor.
+    #[must_use]
+    pub fn plan(vocab: usize, limits: &Limits) -> Plan {
+        let mut plan = Plan::default();
+        plan.add(&logits_spec(vocab, limits));
+        plan
+    }
+
+    /// An engine without requests.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn new(
+        executor: Box<dyn Executor>,
+        limits: Limits,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, Error> {
+        let limit = executor.context_limit().unwrap_or(usize::MAX).min(limits.capacity());
+        Ok(Self {
+            logits: Buffer::new(&logits_spec(executor.vocab_size(), &limits))?,
+            executor,
+            scheduler: Scheduler::new(limits),
+            tokenizer: tokenizer.clone(),
+            limit,
+            requests: HashMap::new(),
+            live: HashMap::new(),
+            next_sequence: 0,
+            scratch: Scratch::new(),
+            events: VecDeque::new(),
+        })
+    }
+
+    /// Tokens that a sequence can have read: what the model sees, or the pool holds.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// The bookkeeping.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Forgets kept pages.
+    pub fn clear_cache(&mut self) {
+        self.scheduler.clear_kept();
+    }
+
+    /// Sends the youngest running sequence back to wait: what a full pool does, for tests.
+    pub fn preempt_youngest(&mut self) {
+        if let Some(id) = self.scheduler.preempt_youngest() {
+            self.sent_back(id);
+        }
+    }
+
+    /// Whether anything is left to do.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.live.is_empty() && self.events.is_empty()
+    }
+
+    /// Refuses what can never be answered.
+    ///
+    /// # Errors
+    /// With the numbers.
+    pub fn check(
+        request: &Request,
+        vocabulary: usize,
+        context: Option<usize>,
+        limits: &Limits,
+    ) -> Result<(), Error> {
+        let found = request.prompt.len();
+        match context {
+            Some(limit) if found > limit => return Err(Error::PromptTooLong { found, limit }),
+            _ if found == 0 => return Err(Error::NothingToBeginFrom),
+            _ if request.sequences == 0 => return Err(Error::NoSequences),
+            _ => {}
+        }
+        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(Error::UnknownToken { id, vocabulary });
+        }
+        Ok(Scheduler::fits(limits, found)?)
+    }
+
+    /// Takes a request; ids rise with time.
+    ///
+    /// # Errors
+    /// What can never be answered.
+    pub fn submit(&mut self, id: RequestId, mut asked: Asked) -> Result<(), Error> {
+        let request = &asked.request;
+        let context = self.executor.context_limit();
+        Self::check(request, self.executor.vocab_size(), context, self.scheduler.limits())?;
+        let mut all = Vec::with_capacity(request.sequences);
+        for i in 0..request.sequences {
+            let at = request.first_sequence.wrapping_add(i as u64);
+            all.push(Progress::new(at, &self.tokenizer, &request.stops)?);
+        }
+        let score = asked.score_prompt.map_or(0, |_| request.prompt.len());
+        let root = PageKey::root(&asked.salt);
+        let mut constraints = std::mem::take(&mut asked.constraints).into_iter();
+        let mut sequences = Vec::new();
+        for (index, mut progress) in all.into_iter().enumerate() {
+            // Only the first sequence scores the prompt, which is the same for all.
+            let score = if index == 0 { score } else { 0 };
+            if score == 0 {
+                progress.end_at_limits(request, None);
+            }
+            if let Some(finish) = progress.finish() {
+                self.events.push_back((id, Event::Ended { index, finish }));
+                continue;
+            }
+            let sequence = self.next_sequence;
+            self.next_sequence += 1;
+            self.scheduler.add(sequence, request.prompt.clone(), root, score)?;
+            let constraint = constraints.next();
+            let prompt = Vec::new();
+            let live = Live { request: id, index, progress, prompt, started: false, constraint };
+            self.live.insert(sequence, live);
+            sequences.push(sequence);
+        }
+        if !sequences.is_empty() {
+            self.requests.insert(id, (asked, sequences));
+        }
+        Ok(())
+    }
+
+    /// Drops a request; its pages are free at once.
+    pub fn cancel(&mut self, id: RequestId) {
+        if let Some((_, sequences)) = self.requests.remove(&id) {
+            for sequence in sequences {
+                self.live.remove(&sequence);
+                self.scheduler.remove(sequence);
+                self.executor.forget(sequence);
+            }
+        }
+    }
+
+    /// Runs one step and tells what came of it.
+    pub fn step(&mut self) -> (StepReport, Vec<(RequestId, Event)>) {
+        let step = self.scheduler.next();
+        step.preempted.iter().for_each(|&id| self.sent_back(id));
+        for &(id, cached) in &step.admitted {
+            self.admitted(id, cached);
+        }
+        let report = self.report(&step);
+        if !step.work.is_empty() {
+            match self.execute(&step.work) {
+                Ok(()) => {
+                    self.scheduler.done(&step);
+                    self.choose(&step);
+                }
+                Err(error) => self.isolate(&step, error),
+            }
+        }
+        (report, self.events.drain(..).collect())
+    }
+
+    fn sent_back(&mut self, id: SequenceId) {
+        self.executor.forget(id);
+        if let Some(live) = self.live.get(&id) {
+            self.events.push_back((live.request, Event::Preempted));
+        }
+    }
+
+    fn admitted(&mut self, id: SequenceId, cached: usize) {
+        if let Some(live) = self.live.get_mut(&id)
+            && !std::mem::replace(&mut live.started, true)
+            && live.index == 0
+        {
+            self.events.push_back((live.request, Event::Started { cached }));
+        }
+    }
+
+    fn report(&self, step: &Step) -> StepReport {
+        let (waiting, running) = self.scheduler.counts();
+        let pool = self.scheduler.pool();
+        let mut report = StepReport {
+            waiting,
+            running,
+            waiting_tokens: self.scheduler.waiting_tokens(),
+            pages: pool.num_pages(),
+            pages_held: pool.num_pages() - pool.num_free(),
+            pages_kept: pool.num_kept(),
+            evictions: pool.num_evictions(),
+            totals: self.scheduler.totals(),
+            ..StepReport::default()
+        };
+        for work in &step.work {
+            let Some(live) = self.live.get(&work.id) else { continue };
+            report.work.push((live.request, work.tokens));
+            // A sequence that has chosen before and lacks one token decodes.
+            if work.tokens == 1 && work.last && !live.progress.ids().is_empty() {
+                report.decode_rows += 1;
+            } else {
+                report.prefill_rows += work.tokens;
+            }
+        }
+        report
+    }
+
+    /// Runs the model; a panic in it is an error.
+    fn execute(&mut self, work: &[Work]) -> Result<(), Error> {
+        let scheduler = &self.scheduler;
+        let piece = |work: &Work| {
+            let (tokens, pages) = scheduler.sequence(work.id)?;
+            let rows = match (work.every, work.last) {
+                (true, _) => Rows::Every,
+                (false, true) => Rows::Last,
+                (false, false) => Rows::None,
+            };
+            let known = &tokens[..work.from + work.tokens];
+            Some(Piece { id: work.id, known, from: work.from, pages, rows })
+        };
+        let pieces: Vec<Piece<'_>> = work.iter().filter_map(piece).collect();
+        let wanted = work.iter().map(Work::rows).sum::<usize>() * self.executor.vocab_size();
+        let (executor, logits) = (&mut self.executor, &mut self.logits[..wanted]);
+        guarded(|| executor.run(&pieces, logits))
+    }
+
+    /// A step failed: whoever fails alone ends with the error, the others read their tokens again.
+    fn isolate(&mut self, step: &Step, error: Error) {
+        let mut error = Some(error);
+        let mut faulty = Vec::new();
+        if step.work.len() > 1 {
+            for work in &step.work {
+                if let Err(own) = self.execute(std::slice::from_ref(work)) {
+                    faulty.push((work.id, own));
+                }
+            }
+        } else {
+            faulty.extend(step.work.first().map(|w| w.id).zip(error.take()));
+        }
+        self.scheduler.undo(step);
+        step.work.iter().for_each(|work| self.executor.forget(work.id));
+        if faulty.is_empty() {
+            // None is at fault alone: the step as a whole cannot be run.
+            let what = error.map_or_else(String::new, |error| error.to_string());
+            faulty.extend(step.work.iter().map(|w| (w.id, Error::Panicked { what: what.clone() })));
+        }
+        for (id, error) in faulty {
+            self.fail(id, error);
+        }
+    }
+
+    fn fail(&mut self, sequence: SequenceId, error: Error) {
+        if let Some(live) = self.live.get(&sequence) {
+            let request = live.request;
+            self.events.push_back((request, Event::Failed(error)));
+            self.cancel(request);
+        }
+    }
+
+    fn choose(&mut self, step: &Step) {
+        let vocab = self.executor.vocab_size();
+        let mut row = 0;
+        for work in &step.work {
+            let rows = row..row + work.rows();
+            row = rows.end;
+            let logits = rows.start * vocab..rows.end * vocab;
+            if rows.is_empty() {
+                continue;
+            }
+            if let Err(error) = self.advance(work, logits) {
+                self.fail(work.id, error);
+            }
+        }
+    }
+
+    /// What the logits of a sequence come to.
+    fn advance(&mut self, work: &Work, logits: std::ops::Range<usize>) -> Result<(), Error> {
+        let vocab = self.executor.vocab_size();
+        let Some(live) = self.live.get_mut(&work.id) else { return Ok(()) };
+        let request = live.request;
+        let Some((asked, _)) = self.requests.get(&request) else { return Ok(()) };
+        let (logits, scratch, limit) = (&self.logits[logits], &mut self.scratch, self.limit);
+        let (mut events, mut chosen) = (Vec::new(), None);
+        guarded(|| {
+            if work.every {
+                live.score_prompt(asked, work.from, logits, vocab, scratch)?;
+                if live.prompt.len() == asked.request.prompt.len() {
+                    events.push(Event::Prompt(std::mem::take(&mut live.prompt)));
+                }
+            }
+            if work.last {
+                live.progress.end_at_limits(&asked.request, None);
+                let last = &logits[logits.len() - vocab..];
+                if live.progress.finish().is_none() {
+                    let told = live.advance(asked, limit, last, scratch)?;
+                    chosen = Some(told.choice.id);
+                    events.push(Event::Token(Box::new(told)));
+                } else if let Some(finish) = live.progress.finish() {
+                    events.push(Event::Ended { index: live.index, finish });
+                }
+            }
+            Ok(())
+        })?;
+        let done = live.progress.finish().is_some();
+        if events.iter().any(|event| matches!(event, Event::Prompt(_))) {
+            self.scheduler.scored(work.id);
+        }
+        self.events.extend(events.into_iter().map(|event| (request, event)));
+        if done && work.last {
+            self.end(work.id, request);
+        } else if let Some(token) = chosen {
+            self.scheduler.push(work.id, token);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, id: SequenceId, request: RequestId) {
+        self.live.remove(&id);
+        self.scheduler.remove(id);
+        self.executor.forget(id);
+        if let Some((_, sequences)) = self.requests.get_mut(&request) {
+            sequences.retain(|&other| other != id);
+            if sequences.is_empty() {
+                self.requests.remove(&request);
+            }
+        }
+    }
+}
+
+impl Live {
+    /// Scores the prompt's tokens that follow those that ran.
+    fn score_prompt(
+        &mut self,
+        asked: &Asked,
+        from: usize,
+        logits: &[f32],
+        vocab: usize,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let prompt = &asked.request.prompt;
+        if from == 0 {
+            self.prompt = vec![PromptToken { scored: None, top: Vec::new() }];
+        }
+        for (place, row) in (from..).zip(logits.chunks_exact(vocab)) {
+            let Some(&token) = prompt.get(place + 1) else { break };
+            let top = asked.score_prompt.unwrap_or(0);
+            self.prompt.push(PromptToken {
+                scored: Some(scored(token, place as u64, row, scratch)?),
+                top: best(row, place as u64, top, scratch)?,
+            });
+        }
+        Ok(())
+    }
+
+    fn advance(
+        &mut self,
+        asked: &Asked,
+        limit: usize,
+        row: &[f32],
+        scratch: &mut Scratch,
+    ) -> Result<Chosen, Error> {
+        let (request, step) = (&asked.request, self.progress.ids().len() as u64);
+        let words = match &mut self.constraint {
+            Some(constraint) => Some(constraint.mask().map_err(Error::Constraint)?),
+            None => None,
+        };
+        let mask = words.map(Mask::new);
+        let explanation = match asked.explain {
+            true => Some(Box::new(self.progress.explain(request, row, mask)?)),
+            false => None,
+        };
+        let (choice, text) =
+            self.progress.advance_among(request, Some(limit), row, mask, scratch)?;
+        if let Some(constraint) = &mut self.constraint
+            && self.progress.finish() != Some(Finish::Eos)
+        {
+            constraint.accept(choice.id).map_err(Error::Constraint)?;
+        }
+        Ok(Chosen {
+            index: self.index,
+            choice,
+            text,
+            top: best(row, step, asked.top, scratch)?,
+            explanation,
+            finish: self.progress.finish(),
+            stop: self.progress.stop(),
+        })
+    }
+}
+
+impl Progress {
+    /// The next choice in full, as [`Progress::advance_among`] will make it.
+    fn explain(
+        &self,
+        request: &Request,
+        row: &[f32],
+        mask: Option<Mask<'_>>,
+    ) -> Result<Explanation, Error> {
+        let history = History::new(&request.prompt, self.ids());
+        let history = mask.map_or(history, |mask| history.with_mask(mask));
+        let draw = Draw::Counter(Counter { seed: request.seed, stream: self.index() });
+        let step = self.ids().len() as u64;
+        decoding::explain(&request.rules, Row::Logits(row), &history, draw, step)
+            .map_err(|source| Error::Decode { sequence: self.index(), source })
+    }
+}
+
+/// The best tokens of the model's own distribution.
+fn best(
+    row: &[f32],
+    step: u64,
+    count: usize,
+    scratch: &mut Scratch,
+) -> Result<Vec<(u32, f64)>, Error> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let all = decoding::best(&Rules::default(), row, &History::default(), step, count, scratch)
+        .map_err(|source| Error::Decode { sequence: 0, source })?;
+    Ok(all.into_iter().map(|choice| (choice.id, choice.logprob)).collect())
+}
+
+/// Runs something; a panic in it is an error.
+fn guarded<T>(run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().cloned();
+        let what = said.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(Error::Panicked { what: what.unwrap_or_else(|| "unknown".to_owned()) })
+    })
+}

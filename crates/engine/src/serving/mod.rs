@@ -1,0 +1,18 @@
+//! Many requests, one set of weights: continuous batching over pages of K/V.
+//!
+//! [`PagePool`] hands out, shares and takes back pages; [`Scheduler`] says which tokens of which
+//! sequences run in the next [`Step`]; both are bookkeeping and know no tensor, clock or chance. An
+//! [`Executor`] runs a step on a model. [`Engine`] joins them with the rules of each request, and
+//! [`spawn`] puts it on a thread of its own behind channels. Not here: HTTP, text of prompts, async.
+
+mod engine;
+mod executor;
+mod pool;
+mod scheduler;
+mod worker;
+
+pub use engine::{Asked, Chosen, Constraint, Engine, Event, PromptToken, RequestId, StepReport};
+pub use executor::{CountExecutor, Executor, NetworkExecutor, Piece, Rows};
+pub use pool::{PageId, PageKey, PagePool, PoolFault};
+pub use scheduler::{Limits, Misfit, Scheduler, SequenceId, State, Step, Totals, Work};
+pub use worker::{Handle, Queue, Refusal, Stamped, Ticket, spawn};

@@ -1,0 +1,435 @@
+//! Which tokens of which sequences run next. Bookkeeping only: no tensor, no clock, no chance.
+//!
+//! There is no prefill phase and no decode phase, only sequences whose computed count must catch up
+//! with their tokens. A step first takes those that lack a single token, then as much of longer ones
+//! as its budget holds, then admits waiting ones, everywhere the oldest first. A sequence gets the
+//! pages of all its tokens when it is admitted; when one that grows finds no page, the youngest is
+//! sent back to wait and later reads its tokens again.
+
+use super::pool::{PageId, PageKey, PagePool, PoolFault};
+use std::collections::{BTreeMap, HashMap};
+
+/// Names a sequence. The lower, the older.
+pub type SequenceId = u64;
+
+/// Sizes of pool and steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Pages in the pool.
+    pub pages: usize,
+    /// Tokens that a page holds.
+    pub page_tokens: usize,
+    /// Tokens of a step, at most.
+    pub step_tokens: usize,
+    /// Sequences that run side by side, at most.
+    pub sequences: usize,
+    /// Whether pages are shared by content.
+    pub shares: bool,
+}
+
+impl Limits {
+    /// Tokens that the pool holds.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.pages.saturating_mul(self.page_tokens)
+    }
+
+    /// Rows of logits of a step, at most.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.sequences.max(16)
+    }
+}
+
+/// A sequence that the pool could not hold if it were alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{tokens} tokens take {needed} pages of {page_tokens} tokens; the whole cache has {pages} pages: \
+     at most {largest} tokens fit"
+)]
+pub struct Misfit {
+    /// Tokens of the sequence.
+    pub tokens: usize,
+    /// Pages that it needs.
+    pub needed: usize,
+    /// Tokens that a page holds.
+    pub page_tokens: usize,
+    /// Pages in the pool.
+    pub pages: usize,
+    /// Tokens that would fit.
+    pub largest: usize,
+}
+
+/// Some tokens of one sequence that run in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Work {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Tokens that it has computed.
+    pub from: usize,
+    /// Tokens that run now.
+    pub tokens: usize,
+    /// Whether the logits after the last of them are wanted: it has then caught up.
+    pub last: bool,
+    /// Whether those after each of them are wanted.
+    pub every: bool,
+}
+
+impl Work {
+    /// Rows of logits.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        if self.every { self.tokens } else { usize::from(self.last) }
+    }
+}
+
+/// What runs now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Step {
+    /// By sequence; those that lack one token first.
+    pub work: Vec<Work>,
+    /// Sequences admitted with this step, and the tokens that they found in the cache.
+    pub admitted: Vec<(SequenceId, usize)>,
+    /// Sequences sent back to wait.
+    pub preempted: Vec<SequenceId>,
+    /// Pages whose content is known once the step has run.
+    named: Vec<PageId>,
+}
+
+/// Where a sequence stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Waits to be admitted.
+    Waiting,
+    /// Has pages.
+    Running,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    tokens: Vec<u32>,
+    /// Tokens whose K/V are in pages.
+    computed: usize,
+    pages: Vec<PageId>,
+    /// Root of the keys, then the key of each full page, as far as known.
+    chain: Vec<PageKey>,
+    /// Tokens from the first whose following logits are all wanted.
+    score: usize,
+}
+
+impl Entry {
+    /// Key of page i, which must be full.
+    fn key(&mut self, i: usize, page_tokens: usize) -> PageKey {
+        while self.chain.len() < i + 2 {
+            let from = (self.chain.len() - 1) * page_tokens;
+            let next =
+                self.chain[self.chain.len() - 1].then(&self.tokens[from..from + page_tokens]);
+            self.chain.push(next);
+        }
+        self.chain[i + 1]
+    }
+}
+
+/// Totals since the beginning.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Sequences sent back to wait.
+    pub preemptions: u64,
+    /// Tokens looked for in the cache.
+    pub queried: u64,
+    /// Tokens found there.
+    pub hit: u64,
+}
+
+/// Sequences, waiting and running, and their pages.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    pool: PagePool,
+    waiting: BTreeMap<SequenceId, Entry>,
+    running: BTreeMap<SequenceId, Entry>,
+    totals: Totals,
+}
+
+/// What a step may still take.
+struct Budget {
+    tokens: usize,
+    rows: usize,
+}
+
+impl Scheduler {
+    /// No sequences yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            pool: PagePool::new(limits.pages, limits.page_tokens),
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Sizes of pool and steps.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Totals since the beginning.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Sequences that wait, and those that run.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    /// Tokens that must still be computed for those that wait.
+    #[must_use]
+    pub fn waiting_tokens(&self) -> usize {
+        self.waiting.values().map(|entry| entry.tokens.len()).sum()
+    }
+
+    /// Where a sequence stands.
+    #[must_use]
+    pub fn state(&self, id: SequenceId) -> Option<State> {
+        let waits = self.waiting.contains_key(&id).then_some(State::Waiting);
+        waits.or_else(|| self.running.contains_key(&id).then_some(State::Running))
+    }
+
+    /// Tokens and pages of a running sequence.
+    #[must_use]
+    pub fn sequence(&self, id: SequenceId) -> Option<(&[u32], &[PageId])> {
+        self.running.get(&id).map(|entry| (&entry.tokens[..], &entry.pages[..]))
+    }
+
+    /// Whether so many tokens fit into the pool when nothing else is there.
+    ///
+    /// # Errors
+    /// [`Misfit`], with the numbers.
+    pub fn fits(limits: &Limits, tokens: usize) -> Result<(), Misfit> {
+        let page_tokens = limits.page_tokens;
+        let (needed, pages) = (tokens.div_ceil(page_tokens), limits.pages);
+        if needed <= pages {
+            return Ok(());
+        }
+        Err(Misfit { tokens, needed, page_tokens, pages, largest: limits.capacity() })
+    }
+
+    /// Adds a sequence; ids rise with time. The logits that follow each of its first `score` tokens
+    /// are wanted; these are always computed. Pages are shared with sequences of the same root.
+    ///
+    /// # Errors
+    /// [`Misfit`] for what could never run.
+    pub fn add(
+        &mut self,
+        id: SequenceId,
+        tokens: Vec<u32>,
+        root: PageKey,
+        score: usize,
+    ) -> Result<(), Misfit> {
+        Self::fits(&self.limits, tokens.len())?;
+        let entry = Entry { tokens, computed: 0, pages: Vec::new(), chain: vec![root], score };
+        self.waiting.insert(id, entry);
+        Ok(())
+    }
+
+    /// Appends a chosen token to a running sequence that has caught up.
+    pub fn push(&mut self, id: SequenceId, token: u32) {
+        if let Some(entry) = self.running.get_mut(&id) {
+            entry.tokens.push(token);
+        }
+    }
+
+    /// Removes a sequence wherever it stands; its pages are free at once.
+    pub fn remove(&mut self, id: SequenceId) {
+        self.waiting.remove(&id);
+        if let Some(entry) = self.running.remove(&id) {
+            self.release(&entry.pages);
+        }
+    }
+
+    fn release(&mut self, pages: &[PageId]) {
+        // The end of a text goes first: its beginning serves more others.
+        pages.iter().rev().for_each(|&page| self.pool.release(page));
+    }
+
+    /// Chooses the next step. [`Scheduler::done`] or [`Scheduler::undo`] must follow.
+    pub fn next(&mut self) -> Step {
+        let mut step = Step::default();
+        let mut budget = Budget { tokens: self.limits.step_tokens, rows: self.limits.rows() };
+        let behind = |one: bool| -> Vec<SequenceId> {
+            let lacks_one = |entry: &Entry| entry.tokens.len() - entry.computed <= 1;
+            let of_kind = self.running.iter().filter(|(_, entry)| lacks_one(entry) == one);
+            of_kind.map(|(&id, _)| id).collect()
+        };
+        let order = [behind(true), behind(false)].concat();
+        order.into_iter().for_each(|id| self.run(id, &mut budget, &mut step));
+        if step.preempted.is_empty() {
+            while self.admit(&mut budget, &mut step) {}
+        }
+        step
+    }
+
+    /// Adds what a running sequence lacks to the step, as far as the budget goes.
+    fn run(&mut self, id: SequenceId, budget: &mut Budget, step: &mut Step) {
+        let Some(entry) = self.running.get(&id) else { return };
+        let (from, known) = (entry.computed, entry.tokens.len());
+        let every = from < entry.score;
+        let end = if every { entry.score } else { known };
+        let mut tokens = (end - from).min(budget.tokens);
+        if every {
+            tokens = tokens.min(budget.rows);
+        }
+        let last = from + tokens == known;
+        let work = Work { id, from, tokens, last, every };
+        if tokens == 0 || work.rows() > budget.rows || !self.grow(id, from + tokens, step) {
+            return;
+        }
+        budget.tokens -= tokens;
+        budget.rows -= work.rows();
+        self.name_pages(id, from + tokens, step);
+        step.work.push(work);
+    }
+
+    /// Gets the pages for `tokens` tokens, at the cost of the youngest that is not in the step.
+    fn grow(&mut self, id: SequenceId, tokens: usize, step: &mut Step) -> bool {
+        let needed = self.pool.pages_for(tokens);
+        while self.running.get(&id).is_some_and(|entry| entry.pages.len() < needed) {
+            if let Some(page) = self.pool.take() {
+                self.running.entry(id).and_modify(|entry| entry.pages.push(page));
+                continue;
+            }
+            let runs = |other: &SequenceId| step.work.iter().any(|work| work.id == *other);
+            let youngest = self.running.keys().rev().copied().find(|other| !runs(other));
+            self.preempt(youngest.unwrap_or(id), step);
+        }
+        self.running.contains_key(&id)
+    }
+
+    fn preempt(&mut self, id: SequenceId, step: &mut Step) {
+        if let Some(mut entry) = self.running.remove(&id) {
+            let pages = std::mem::take(&mut entry.pages);
+            self.release(&pages);
+            entry.computed = 0;
+            self.waiting.insert(id, entry);
+            self.totals.preemptions += 1;
+            step.preempted.push(id);
+        }
+    }
+
+    /// Says what the pages contain that are full when `computed` tokens are. Others of this very
+    /// step may share them: a step writes all K/V of a layer before any are read.
+    fn name_pages(&mut self, id: SequenceId, computed: usize, step: &mut Step) {
+        let page_tokens = self.limits.page_tokens;
+        let Some(entry) = self.running.get_mut(&id).filter(|_| self.limits.shares) else { return };
+        for i in entry.computed / page_tokens..computed / page_tokens {
+            let key = entry.key(i, page_tokens);
+            if self.pool.find(&key).is_none() {
+                self.pool.name(entry.pages[i], key);
+                step.named.push(entry.pages[i]);
+            }
+        }
+    }
+
+    /// Admits the oldest that waits, if its pages are to be had and the budget allows a token.
+    fn admit(&mut self, budget: &mut Budget, step: &mut Step) -> bool {
+        if budget.tokens == 0 || budget.rows == 0 || self.running.len() >= self.limits.sequences {
+            return false;
+        }
+        let Some((&id, _)) = self.waiting.first_key_value() else { return false };
+        let shared = self.shared_pages(id);
+        let Some(entry) = self.waiting.get(&id) else { return false };
+        let known = entry.tokens.len();
+        let needed = self.pool.pages_for(known) - shared.len();
+        let woken = shared.iter().filter(|&&page| self.pool.is_free(page)).count();
+        // A page for each that runs, so that whoever comes does not at once send another away.
+        if needed + woken + self.running.len() > self.pool.num_free() {
+            return false;
+        }
+        let Some(mut entry) = self.waiting.remove(&id) else { return false };
+        shared.iter().for_each(|&page| self.pool.hold(page));
+        entry.computed = shared.len() * self.limits.page_tokens;
+        entry.pages = shared;
+        entry.pages.extend((0..needed).map_while(|_| self.pool.take()));
+        if self.limits.shares {
+            self.totals.queried += known as u64;
+            self.totals.hit += entry.computed as u64;
+        }
+        step.admitted.push((id, entry.computed));
+        self.running.insert(id, entry);
+        self.run(id, budget, step);
+        true
+    }
+
+    /// The known pages that a waiting sequence begins with. At least its last token is left to be
+    /// computed: without it there are no logits.
+    fn shared_pages(&mut self, id: SequenceId) -> Vec<PageId> {
+        let page_tokens = self.limits.page_tokens;
+        let Some(entry) = self.waiting.get_mut(&id) else { return Vec::new() };
+        if !self.limits.shares || entry.score > 0 {
+            return Vec::new();
+        }
+        let most = entry.tokens.len().saturating_sub(1) / page_tokens;
+        (0..most).map_while(|i| self.pool.find(&entry.key(i, page_tokens))).collect()
+    }
+
+    /// The step has run.
+    pub fn done(&mut self, step: &Step) {
+        for work in &step.work {
+            if let Some(entry) = self.running.get_mut(&work.id) {
+                entry.computed = work.from + work.tokens;
+            }
+        }
+    }
+
+    /// The step has failed: what it wrote is forgotten, and its sequences go back to wait.
+    pub fn undo(&mut self, step: &Step) {
+        step.named.iter().for_each(|&page| self.pool.forget(page));
+        let mut sent_back = Step::default();
+        step.work.iter().for_each(|work| self.preempt(work.id, &mut sent_back));
+    }
+
+    /// Sends the youngest running sequence back to wait, as an empty pool would.
+    pub fn preempt_youngest(&mut self) -> Option<SequenceId> {
+        let (&id, _) = self.running.last_key_value()?;
+        self.preempt(id, &mut Step::default());
+        Some(id)
+    }
+
+    /// The text of a scored sequence is scored: from now on it is as any other.
+    pub fn scored(&mut self, id: SequenceId) {
+        if let Some(entry) = self.running.get_mut(&id) {
+            entry.score = 0;
+        }
+    }
+
+    /// Holds the pool's books against the tables.
+    ///
+    /// # Errors
+    /// The first [`PoolFault`].
+    pub fn check(&self) -> Result<(), PoolFault> {
+        self.pool.check(self.running.values().map(|entry| &entry.pages[..]))
+    }
+
+    /// Forgets kept pages, so that the next requests find nothing.
+    pub fn clear_kept(&mut self) {
+        self.pool.clear_kept();
+    }
+
+    /// Tokens that those running have computed, by sequence.
+    #[must_use]
+    pub fn computed(&self) -> HashMap<SequenceId, usize> {
+        self.running.iter().map(|(&id, entry)| (id, entry.computed)).collect()
+    }
+}

@@ -1,0 +1,260 @@
+//! A call under way: its requests at the engine, what they cost so far, when its parts began.
+
+use crate::app::{App, UnderWay};
+use crate::error::ApiError;
+use crate::metrics::Phases;
+use axum::http::StatusCode;
+use engine::Finish;
+use engine::serving::{Asked, Chosen, Event, PromptToken, Stamped, Ticket};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// What came of a call.
+#[derive(Debug)]
+pub enum Update {
+    /// A prompt is scored.
+    Prompt(usize, Vec<PromptToken>),
+    /// A token came for a choice.
+    Token(usize, Box<Chosen>),
+    /// A choice ended without a token.
+    Ended(usize, Finish),
+}
+
+/// One prompt with its sequences.
+#[derive(Debug, Clone)]
+struct Job {
+    prompt: usize,
+    sequences: usize,
+    cached: usize,
+    preempted: usize,
+    generated: usize,
+    open: usize,
+    started: Option<Instant>,
+    first: Option<Instant>,
+    ended: Option<Instant>,
+    /// When each sequence's last token came.
+    last: Vec<Option<Instant>>,
+}
+
+/// A call under way; dropping it ends it.
+pub struct Call {
+    app: Arc<App>,
+    tickets: Vec<Ticket>,
+    inbox: UnboundedReceiver<(usize, Stamped)>,
+    jobs: Vec<Job>,
+    /// Tokens of each choice.
+    ids: Vec<Vec<u32>>,
+    arrived: Instant,
+    failed: bool,
+    _under_way: UnderWay,
+}
+
+/// The word of the OpenAI interface for an end.
+#[must_use]
+pub fn reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos | Finish::Stop => "stop",
+        Finish::Length | Finish::Context => "length",
+        Finish::Cancelled => "abort",
+    }
+}
+
+impl Call {
+    /// Hands all prompts of a call to the engine, or none.
+    ///
+    /// # Errors
+    /// What cannot be answered, now or ever.
+    pub fn start(
+        app: &Arc<App>,
+        under_way: UnderWay,
+        arrived: Instant,
+        all: Vec<Asked>,
+    ) -> Result<Self, ApiError> {
+        let (sender, inbox) = unbounded_channel();
+        let (mut tickets, mut jobs) = (Vec::new(), Vec::new());
+        for (number, asked) in all.into_iter().enumerate() {
+            let sequences = asked.request.sequences;
+            jobs.push(Job {
+                prompt: asked.request.prompt.len(),
+                sequences,
+                cached: 0,
+                preempted: 0,
+                generated: 0,
+                open: sequences,
+                started: None,
+                first: None,
+                ended: None,
+                last: vec![None; sequences],
+            });
+            let sender = sender.clone();
+            // A call that is gone has dropped its tickets, so nothing is left to be told.
+            let sink = move |told| drop(sender.send((number, told)));
+            tickets.push(app.engine.submit(asked, Box::new(sink))?);
+        }
+        let (app, failed) = (Arc::clone(app), false);
+        let ids = vec![Vec::new(); jobs.iter().map(|job: &Job| job.sequences).sum()];
+        Ok(Self { app, tickets, inbox, jobs, ids, arrived, failed, _under_way: under_way })
+    }
+
+    /// What came next; none when all has ended.
+    ///
+    /// # Errors
+    /// What ended the call.
+    pub async fn next(&mut self) -> Result<Option<Update>, ApiError> {
+        let end = tokio::time::Instant::from_std(self.arrived + self.app.options.request_time);
+        while self.jobs.iter().any(|job| job.open > 0) {
+            let Ok(told) = tokio::time::timeout_at(end, self.inbox.recv()).await else {
+                let seconds = self.app.options.request_time.as_secs();
+                let message = format!("the answer took longer than {seconds} s and was ended");
+                return self.fail(
+                    ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("deadline_exceeded"),
+                );
+            };
+            let Some((number, told)) = told else {
+                let message = "the engine has ended";
+                return self.fail(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
+            };
+            if let Some(update) = self.take(number, told)? {
+                return Ok(Some(update));
+            }
+        }
+        Ok(None)
+    }
+
+    fn fail<T>(&mut self, error: ApiError) -> Result<T, ApiError> {
+        self.failed = true;
+        self.tickets.clear();
+        self.app.metrics.error(error.status.as_u16());
+        Err(error)
+    }
+
+    fn take(&mut self, number: usize, told: Stamped) -> Result<Option<Update>, ApiError> {
+        let Stamped { at, event } = told;
+        let (arrived, first_choice) = (self.arrived, self.first_choice(number));
+        let (job, metrics) = (&mut self.jobs[number], Arc::clone(&self.app.metrics));
+        match event {
+            Event::Started { cached } => {
+                (job.started, job.cached) = (Some(at), cached);
+                Ok(None)
+            }
+            Event::Preempted => {
+                job.preempted += 1;
+                Ok(None)
+            }
+            Event::Prompt(tokens) => Ok(Some(Update::Prompt(number, tokens))),
+            Event::Token(chosen) => {
+                job.generated += 1;
+                if job.first.is_none() {
+                    job.first = Some(at);
+                    metrics.first_token((at - arrived).as_secs_f64());
+                }
+                let before = job.last[chosen.index].replace(at);
+                metrics.token(before.map(|before| (at - before).as_secs_f64()));
+                let choice = first_choice + chosen.index;
+                self.ids[choice].push(chosen.choice.id);
+                if let Some(finish) = chosen.finish {
+                    self.ended(number, at, finish);
+                }
+                Ok(Some(Update::Token(choice, chosen)))
+            }
+            Event::Ended { index, finish } => {
+                self.ended(number, at, finish);
+                Ok(Some(Update::Ended(first_choice + index, finish)))
+            }
+            Event::Failed(error) => self.fail(error.into()),
+        }
+    }
+
+    fn ended(&mut self, number: usize, at: Instant, finish: Finish) {
+        let arrived = self.arrived;
+        let job = &mut self.jobs[number];
+        job.open = job.open.saturating_sub(1);
+        self.app.metrics.ended(reason(finish));
+        if job.open == 0 {
+            job.ended = Some(at);
+            let phases = job.phases(arrived);
+            self.app.metrics.request(job.prompt, job.generated, job.sequences, &phases);
+        }
+    }
+
+    /// The number of a job's first choice among all.
+    fn first_choice(&self, number: usize) -> usize {
+        self.jobs[..number].iter().map(|job| job.sequences).sum()
+    }
+
+    /// Which prompt a choice answers.
+    #[must_use]
+    pub fn job_of(&self, choice: usize) -> usize {
+        (0..self.jobs.len()).rfind(|&number| self.first_choice(number) <= choice).unwrap_or(0)
+    }
+
+    /// Choices in all.
+    #[must_use]
+    pub fn choices(&self) -> usize {
+        self.first_choice(self.jobs.len())
+    }
+
+    /// The tokens of each choice so far, the one that ended it included.
+    #[must_use]
+    pub fn ids(&self) -> &[Vec<u32>] {
+        &self.ids
+    }
+
+    /// Tokens read and written.
+    #[must_use]
+    pub fn usage(&self) -> Value {
+        let sum = |count: fn(&Job) -> usize| self.jobs.iter().map(count).sum::<usize>();
+        let (prompt, written) = (sum(|job| job.prompt), sum(|job| job.generated));
+        json!({
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": { "cached_tokens": sum(|job| job.cached) },
+        })
+    }
+
+    /// Where the time went, with the events that begin and end each part; one a prompt.
+    #[must_use]
+    pub fn timings(&self) -> Value {
+        let told = |job: &Job| {
+            let phases = job.phases(self.arrived);
+            let part = |from: &str, to: &str, seconds: f64| json!({ "from": from, "to": to, "ms": seconds * 1e3 });
+            json!({
+                "queue": part("request read", "first step begins", phases.queue),
+                "prefill": part("first step begins", "first token", phases.prefill),
+                "decode": part("first token", "last token", phases.decode),
+                "total": part("request read", "last token", phases.total),
+                "cached_tokens": job.cached,
+                "preemptions": job.preempted,
+            })
+        };
+        Value::Array(self.jobs.iter().map(told).collect())
+    }
+}
+
+impl Job {
+    fn phases(&self, arrived: Instant) -> Phases {
+        let seconds = |from: Instant, to: Option<Instant>| {
+            to.map_or(0.0, |to| to.saturating_duration_since(from).as_secs_f64())
+        };
+        let started = self.started.unwrap_or(arrived);
+        let first = self.first.or(self.ended);
+        Phases {
+            queue: seconds(arrived, self.started),
+            prefill: seconds(started, first),
+            decode: seconds(first.unwrap_or(started), self.ended),
+            first_token: seconds(arrived, first),
+            total: seconds(arrived, self.ended),
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.failed && self.jobs.iter().any(|job| job.open > 0) {
+            self.app.metrics.aborted();
+        }
+    }
+}

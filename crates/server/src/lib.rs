@@ -1,0 +1,31 @@
+//! A model behind HTTP: the OpenAI interface over the engine's continuous batching.
+//!
+//! Async lives here and ends here: a request becomes a [`engine::serving::Asked`] for the engine's
+//! thread, whose events come back through a channel. Bodies are checked by tables of fields
+//! ([`fields`]) that also write the documentation ([`openapi`]). Nothing here knows tensors or files
+//! of models.
+
+mod answer;
+mod app;
+mod call;
+mod chat_completions;
+mod completions;
+mod error;
+pub mod fields;
+mod listen;
+mod metrics;
+pub mod openapi;
+mod other;
+mod prompt;
+mod receipt;
+mod replay;
+mod routes;
+mod run;
+mod sampling;
+
+pub use app::{App, Options, Served};
+pub use error::ApiError;
+pub use listen::listen;
+pub use metrics::{Metrics, Phases};
+pub use routes::router;
+pub use run::run;

@@ -1,0 +1,164 @@
+//! What is not generation: the model's name, health, figures, memory, tokens.
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::{Field, Fields, Kind, field};
+use crate::prompt;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use ledger::Account;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Fields of `POST /tokenize`.
+pub const TOKENIZE: &[Field] = &[
+    field("model", Kind::Text, "The name that /v1/models gives"),
+    field("prompt", Kind::Text, "The text"),
+    field("content", Kind::Text, "The text, by another name"),
+    field("messages", Kind::List, "A conversation instead of a text"),
+    field("add_special_tokens", Kind::Flag, "Put what begins a text before it; true where absent"),
+    field(
+        "add_generation_prompt",
+        Kind::Flag,
+        "End a conversation where the answer begins; true where absent",
+    ),
+    field("strict", Kind::Flag, "Refuse fields that would have no effect"),
+];
+
+/// Fields of `POST /detokenize`.
+pub const DETOKENIZE: &[Field] = &[
+    field("model", Kind::Text, "The name that /v1/models gives"),
+    field("tokens", Kind::Ids, "The tokens"),
+    field("strict", Kind::Flag, "Refuse fields that would have no effect"),
+];
+
+/// `GET /v1/models`.
+pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [card(&app)] }))
+}
+
+/// `GET /v1/models/{name}`.
+pub async fn model(
+    State(app): State<Arc<App>>,
+    axum::extract::Path(name): axum::extract::Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.is_model(Some(&name))?;
+    Ok(Json(card(&app)))
+}
+
+fn card(app: &App) -> Value {
+    json!({
+        "id": app.model.name, "object": "model", "created": app.created, "owned_by": "autoreg",
+        "max_model_len": app.engine.limit(), "kind": app.model.kind,
+        "vocab_size": app.engine.vocab_size(), "digest": app.model.digest,
+        "chat_template": app.model.template.is_some(),
+    })
+}
+
+/// `GET /health`: the process is alive.
+pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "status": "ok", "up_s": app.up().as_secs() }))
+}
+
+/// `GET /ready`: requests are taken.
+pub async fn ready(State(app): State<Arc<App>>) -> Response {
+    if app.is_draining() {
+        let body = json!({ "status": "draining", "under_way": app.under_way() });
+        return (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
+    }
+    Json(json!({ "status": "ready" })).into_response()
+}
+
+/// `GET /metrics`.
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(CONTENT_TYPE, kind)], app.metrics.text(&app.model.plan)).into_response()
+}
+
+/// `GET /ledger`: bytes by term, predicted and measured.
+pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
+    let (plan, books) = (&app.model.plan, ledger::snapshot());
+    let row = |account: Account| {
+        let (predicted, measured) = (plan.of(account), books.current[account as usize]);
+        (predicted + measured > 0).then(|| {
+            json!({ "term": account.name(), "predicted_bytes": predicted, "measured_bytes": measured })
+        })
+    };
+    let mut rows: Vec<Value> = Account::ALL.into_iter().filter_map(row).collect();
+    let runtime = app.model.runtime_bytes;
+    rows.push(json!({ "term": "runtime", "predicted_bytes": runtime, "measured_bytes": runtime }));
+    let measured: u64 = books.current.iter().sum::<u64>() + runtime;
+    let process = ledger::resident_bytes();
+    let limits = app.engine.limits();
+    Json(json!({
+        "terms": rows,
+        "predicted_process_bytes": plan.total() + runtime,
+        "process_bytes": process,
+        "process_peak_bytes": ledger::peak_bytes(),
+        // Below zero: pages that were set aside and never touched.
+        "unexplained_bytes": process.cast_signed() - measured.cast_signed(),
+        "kv": {
+            "pages": limits.pages, "page_tokens": limits.page_tokens,
+            "tokens": limits.capacity(), "bytes": plan.of(Account::KvCache),
+        },
+        "queue": {
+            "waiting": app.engine.queue().waiting(),
+            "predicted_wait_s": app.engine.queue().predicted_wait(),
+            "largest_prompt_tokens": app.engine.limit(),
+        },
+    }))
+}
+
+/// `POST /tokenize`.
+///
+/// # Errors
+/// What is neither a text nor a conversation.
+pub fn tokenize(app: &App, body: &[u8]) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::read(body, &[TOKENIZE])?;
+    app.is_model(fields.text("model"))?;
+    let tokenizer = &app.model.tokenizer;
+    let asked = |name: &str| !matches!(fields.value(name), Some(Value::Bool(false)));
+    let ids = match (fields.text("prompt").or(fields.text("content")), fields.value("messages")) {
+        (Some(text), None) => {
+            let begin = tokenizer.specials().bos.filter(|_| asked("add_special_tokens"));
+            begin.into_iter().chain(tokenizer.encode(text)).collect()
+        }
+        (None, Some(messages)) => {
+            prompt::conversation(app, Some(messages), asked("add_generation_prompt"))?
+        }
+        _ => {
+            let message = "prompt: expected a text in `prompt`, or a conversation in `messages`";
+            return Err(ApiError::field("prompt", message));
+        }
+    };
+    let texts: Vec<String> =
+        ids.iter().map(|&id| crate::completions::label(tokenizer, id)).collect();
+    Ok(Json(json!({
+        "count": ids.len(), "max_model_len": app.engine.limit(), "tokens": ids,
+        "token_strs": texts, "warnings": fields.warnings,
+    })))
+}
+
+/// `POST /detokenize`.
+///
+/// # Errors
+/// Tokens that are none.
+pub fn detokenize(app: &App, body: &[u8]) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::read(body, &[DETOKENIZE])?;
+    app.is_model(fields.text("model"))?;
+    if fields.value("tokens").is_none() {
+        return Err(ApiError::field("tokens", "tokens: missing; expected a list of token ids"));
+    }
+    let ids = fields.ids("tokens");
+    let vocabulary = app.engine.vocab_size();
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+        let message =
+            format!("tokens: found {id}; the vocabulary has the ids 0 to {}", vocabulary - 1);
+        return Err(ApiError::field("tokens", message));
+    }
+    let prompt = app.model.tokenizer.decode(&ids);
+    Ok(Json(json!({ "prompt": prompt, "warnings": fields.warnings })))
+}

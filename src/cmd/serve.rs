@@ -1,0 +1,311 @@
+//! `autoreg serve`: a model behind HTTP, for many clients at a time.
+
+use crate::cmd::model::{Opened, Template, engine_error};
+use crate::cmd::team;
+use crate::error::CliError;
+use crate::term::{self, mib};
+use chat::ChatTemplate;
+use clap::Args;
+use engine::serving::{CountExecutor, Engine, Executor, Limits, NetworkExecutor, spawn};
+use ledger::Plan;
+use models::{Model, ModelConfig};
+use server::{App, Metrics, Options, Served};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use train::SavedModel;
+
+/// Arguments of `serve`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg serve models/smollm2-135m-q4_1.gguf
+  autoreg serve runs/t1 --port 9000 --kv-tokens 16384 --max-sequences 8
+  AUTOREG_API_KEY=secret autoreg serve MODEL --host 0.0.0.0
+
+Then, with any client of the OpenAI interface: base URL http://127.0.0.1:8080/v1.
+
+Exit codes: 0 after SIGTERM or SIGINT with every request under way answered, 1 with some broken off.")]
+pub struct ServeArgs {
+    /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
+    pub model: PathBuf,
+    /// Address to listen on; other machines reach it only if told so, as with 0.0.0.0
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port; 0 takes a free one and says which
+    #[arg(long, default_value_t = 8080)]
+    pub port: u16,
+    /// The model's name for clients [default: the file's or folder's]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// A key that clients must give; may be given several times
+    #[arg(
+        long = "api-key",
+        value_name = "KEY",
+        env = "AUTOREG_API_KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub api_keys: Vec<String>,
+    /// A file of keys, one a line
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// The sizes of cache and steps
+    #[command(flatten)]
+    pub batching: BatchingArgs,
+    /// Sequences that may wait; more are told to come again (429)
+    #[arg(long, value_name = "N", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_waiting: u32,
+    /// KiB of a request's body, at most
+    #[arg(long, value_name = "KIB", default_value_t = 4096,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub max_body: u32,
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_connections: u32,
+    /// Seconds that an answer may take
+    #[arg(long, value_name = "S", default_value_t = 600,
+          value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub request_timeout: u32,
+    /// Seconds that requests under way have after the signal to end
+    #[arg(long, value_name = "S", default_value_t = 60,
+          value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub drain_timeout: u32,
+    /// The origin whose pages may call from a browser, or `*`
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Option<String>,
+    /// Log each request on standard error: method, path, status, time; never its text
+    #[arg(long)]
+    pub log: bool,
+}
+
+/// Sizes of cache and steps.
+#[derive(Debug, Clone, Args)]
+pub struct BatchingArgs {
+    /// Tokens that the K/V cache holds for all sequences [default: what --max-sequences full
+    /// contexts take, or half of the memory left]
+    #[arg(long, value_name = "N")]
+    pub kv_tokens: Option<usize>,
+    /// Tokens of a page of the cache
+    #[arg(long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub page_tokens: u16,
+    /// Sequences that run side by side, at most
+    #[arg(long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub max_sequences: u16,
+    /// Tokens of a step, at most: fewer make prompts slower and others' tokens smoother
+    #[arg(long, value_name = "N", default_value_t = 256,
+          value_parser = clap::value_parser!(u16).range(1..=8192))]
+    pub step_tokens: u16,
+    /// Share no pages between texts that begin alike
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+    /// Workers (default: the processors this process may use)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+/// Tokens of a context where the model has no limit.
+const USUAL_CONTEXT: usize = 4096;
+
+impl BatchingArgs {
+    /// Sizes for a model, and why the cache has its size.
+    pub fn limits(&self, config: &ModelConfig) -> Result<(Limits, &'static str), CliError> {
+        let (page_tokens, sequences) =
+            (usize::from(self.page_tokens), usize::from(self.max_sequences));
+        let context = config.context_limit().unwrap_or(USUAL_CONTEXT);
+        let full = context.div_ceil(page_tokens) * sequences;
+        let bytes = NetworkExecutor::bytes_per_token(config) * page_tokens as u64;
+        let free = ledger::available_bytes().unwrap_or(u64::MAX);
+        let (pages, why) = match self.kv_tokens {
+            Some(0) => return Err(CliError::input("--kv-tokens 0: at least one is needed")),
+            Some(tokens) => (tokens.div_ceil(page_tokens), "--kv-tokens"),
+            None => match (free / 2).checked_div(bytes).map(|pages| pages.max(1)) {
+                Some(pages) if pages < full as u64 => (pages as usize, "half of the memory left"),
+                _ => (full, "as many full contexts as sequences"),
+            },
+        };
+        let step_tokens = usize::from(self.step_tokens).max(sequences);
+        let shares = NetworkExecutor::shares(config) && !self.no_prefix_cache;
+        Ok((Limits { pages, page_tokens, step_tokens, sequences, shares }, why))
+    }
+}
+
+/// A model made ready to run steps.
+pub struct Ready {
+    /// Runs steps.
+    pub executor: Box<dyn Executor>,
+    /// V.
+    pub vocab: usize,
+    /// Tokens that the model sees at most.
+    pub context: Option<usize>,
+}
+
+/// What running a model will allocate, weights included.
+pub fn plan(saved: &SavedModel, limits: &Limits, threads: usize) -> Result<Plan, CliError> {
+    let config = &saved.config();
+    let mut plan = Plan::default();
+    if let SavedModel::Network(_) = saved {
+        plan.extend(Model::plan(config).map_err(CliError::failed)?);
+        plan.extend(NetworkExecutor::plan(config, limits, threads).map_err(engine_error)?);
+    }
+    plan.extend(Engine::plan(config.vocab_size(), limits));
+    Ok(plan)
+}
+
+/// A saved model to be run by steps.
+pub enum Shared {
+    /// A network.
+    Network(Arc<Model>),
+    /// Counts.
+    Counts(Arc<models::ngram::Ngram>),
+}
+
+impl Shared {
+    /// Takes a model over.
+    pub fn new(saved: SavedModel) -> Shared {
+        match saved {
+            SavedModel::Network(model) => Shared::Network(Arc::from(model)),
+            SavedModel::Counts(model) => Shared::Counts(Arc::new(model)),
+        }
+    }
+
+    /// Makes it ready.
+    pub fn ready(&self, limits: &Limits, team: &Arc<kernels::Team>) -> Result<Ready, CliError> {
+        let executor: Box<dyn Executor> = match self {
+            Shared::Network(model) => Box::new(
+                NetworkExecutor::new(Arc::clone(model), limits, team).map_err(engine_error)?,
+            ),
+            Shared::Counts(model) => {
+                Box::new(CountExecutor::new(Arc::clone(model)).map_err(engine_error)?)
+            }
+        };
+        let (vocab, context) = (executor.vocab_size(), executor.context_limit());
+        Ok(Ready { executor, vocab, context })
+    }
+}
+
+/// Serves until a signal.
+pub fn run(args: &ServeArgs) -> Result<(), CliError> {
+    let api_keys = keys(args)?;
+    let runtime_bytes = ledger::resident_bytes();
+    let opened = Opened::open(&args.model)?;
+    let digest = opened.digest()?;
+    let never = opened.never(false);
+    let Opened { saved, tokenizer, ends, template, dir, .. } = opened;
+    let kind = saved.config().kind().to_owned();
+    let (limits, why) = args.batching.limits(&saved.config())?;
+    let team = team(args.batching.threads)?;
+    let plan = plan(&saved, &limits, team.threads())?;
+    fit(&plan)?;
+    let ready = Shared::new(saved).ready(&limits, &team)?;
+    let name = args.name.clone().unwrap_or_else(|| name_of(&dir));
+    let metrics = Arc::new(Metrics::new(&name, &limits));
+    let (vocab, context) = (ready.vocab, ready.context);
+    let engine = Engine::new(ready.executor, limits, &tokenizer).map_err(engine_error)?;
+    let figures = Arc::clone(&metrics);
+    let observer = Box::new(move |report: &_, _, took| figures.step(report, took));
+    let most = args.max_waiting as usize;
+    let (handle, thread) = spawn(engine, vocab, context, most, observer)
+        .map_err(|e| CliError::failed(format!("the engine's thread cannot start: {e}")))?;
+    let template = template.map(of_template).transpose()?;
+    let model = Served {
+        name,
+        digest,
+        kind,
+        tokenizer,
+        ends,
+        never,
+        template,
+        context,
+        plan,
+        runtime_bytes,
+    };
+    term::note(&told(&model, &limits, why, team.threads()));
+    let app = Arc::new(App::new(model, handle, options(args, api_keys), metrics));
+    let address = SocketAddr::new(args.host, args.port);
+    let finished = server::run(&app, address, |bound| {
+        term::print(&format!("listening on http://{bound}\n"));
+    })
+    .map_err(|e| CliError::input(format!("{address}: {e}; choose another --host or --port")))?;
+    let broken_off = app.under_way();
+    drop(app);
+    match finished {
+        true => {
+            drop(thread.join());
+            term::note("every request was answered");
+            Ok(())
+        }
+        false => Err(CliError::failed(format!("{broken_off} requests were broken off"))),
+    }
+}
+
+fn options(args: &ServeArgs, api_keys: Vec<String>) -> Options {
+    Options {
+        api_keys,
+        body_bytes: args.max_body as usize * 1024,
+        request_time: Duration::from_secs(args.request_timeout.into()),
+        drain_time: Duration::from_secs(args.drain_timeout.into()),
+        connections: args.max_connections as usize,
+        cors_origin: args.cors_origin.clone(),
+        log: args.log,
+    }
+}
+
+fn keys(args: &ServeArgs) -> Result<Vec<String>, CliError> {
+    let mut keys = args.api_keys.clone();
+    if let Some(path) = &args.api_key_file {
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            CliError::input(format!("{}: {e}; give a file with a key a line", path.display()))
+        })?;
+        keys.extend(text.lines().map(str::to_owned));
+        if keys.iter().all(|key| key.trim().is_empty()) {
+            return Err(CliError::input(format!("{}: holds no key", path.display())));
+        }
+    }
+    keys.iter_mut().for_each(|key| *key = key.trim().to_owned());
+    keys.retain(|key| !key.is_empty());
+    Ok(keys)
+}
+
+fn of_template(template: Template) -> Result<ChatTemplate, CliError> {
+    ChatTemplate::new(&template.source, &template.bos_token, &template.eos_token)
+        .map_err(CliError::input)
+}
+
+/// The weights are there already; the rest of the plan must fit beside them.
+fn fit(plan: &Plan) -> Result<(), CliError> {
+    let mut rest = plan.clone();
+    rest.lines.retain(|line| line.account != ledger::Account::Weights);
+    crate::cmd::fit(&rest, "serving", "give fewer --kv-tokens, --max-sequences or --step-tokens")
+}
+
+fn name_of(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = match path.is_dir() {
+        true => path.file_name(),
+        false => path.file_stem(),
+    };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn told(model: &Served, limits: &Limits, why: &str, threads: usize) -> String {
+    let bytes = model.plan.of(ledger::Account::KvCache);
+    format!(
+        "{}: {} threads, {} at most; K/V {} pages of {} tokens = {} tokens, {} ({why}); {} sequences \
+         side by side, {} tokens a step",
+        model.name,
+        threads,
+        mib(model.plan.total() + model.runtime_bytes),
+        limits.pages,
+        limits.page_tokens,
+        limits.capacity(),
+        mib(bytes),
+        limits.sequences,
+        limits.step_tokens,
+    )
+}

@@ -1,0 +1,30 @@
+//! The official `openai` client against the server; skipped where `scripts/setup-openai` was not run.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/http.rs"]
+mod http;
+
+use http::{Server, fixture};
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn the_official_client() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = root.join(".venv-openai/bin/python");
+    if !python.exists() {
+        println!("skipped: no .venv-openai; run scripts/setup-openai");
+        return;
+    }
+    let server = Server::start(&fixture("llama"), &[]);
+    let done = Command::new(python)
+        .arg(root.join("tests/clients/openai_client.py"))
+        .args([&format!("http://{}/v1", server.address), "tiny"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    let failed = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}{failed}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok: ")).count(), 18, "{said}");
+    server.rest();
+}
