@@ -168,7 +168,7 @@ impl Conversation<'_> {
         let (mut ids, mut run) = (Vec::new(), String::new());
         for stretch in self.template.stretches(&self.messages, true)? {
             let text = match stretch {
-                Stretch::Said(text) => {
+                Stretch::Said(_, text) => {
                     run.push_str(&text);
                     continue;
                 }

@@ -61,7 +61,7 @@ fn logits(model: &Model) -> Vec<f32> {
     let mut batch = Batch::default();
     batch.push_inputs(&IDS, 0, 0);
     let mut out = vec![0.0; 31 * model.config().vocab_size()];
-    runner.logits(model, &batch, &mut [], &(0..31).collect::<Vec<_>>(), &mut out);
+    runner.logits(model, &batch, &mut [][..], &(0..31).collect::<Vec<_>>(), &mut out);
     out
 }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Any model that can be trained, evaluated and sampled from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "a process has a handful of them")]
 pub enum ModelConfig {
     /// A causal transformer.
     Transformer(TransformerConfig),

@@ -1,8 +1,9 @@
 //! The causal transformer: embeddings, layers of attention and MLP on a residual stream, a norm.
 //!
 //! One forward pass serves training, evaluation, prefill and decode. Training keeps a slot of
-//! activations a layer, or computes some of them again; without it all layers share one. With caches, keys and values go to the
-//! caller's caches and attention reads them there; without, it reads them in the batch.
+//! activations a layer, or computes some of them again; without it all layers share one. With
+//! caches, keys and values go to the caller's caches and attention reads them there; without, it
+//! reads them in the batch.
 
 use crate::cache::{PagedPast, Past};
 use crate::runner::Pass;
@@ -553,7 +554,7 @@ impl Transformer {
     ) {
         let (x, desk) = &mut shared.desk(packed, input.len());
         x.copy_from_slice(input);
-        self.attention_half(pass, (index, layer), &mut Past::Own(&mut []), attention, desk, x);
+        self.attention_half(pass, (index, layer), &mut Past::none(), attention, desk, x);
         if layer.post.is_some() {
             return self.mlp_half(pass, (index, layer), mlp, desk, x);
         }
@@ -574,10 +575,10 @@ impl Transformer {
     ) {
         let (x, desk) = &mut shared.desk(packed, input.len());
         if layer.1.post.is_none() {
-            return self.attend(pass, layer, &mut Past::Own(&mut []), slot, desk, input);
+            return self.attend(pass, layer, &mut Past::none(), slot, desk, input);
         }
         x.copy_from_slice(input);
-        self.attention_half(pass, layer, &mut Past::Own(&mut []), slot, desk, x);
+        self.attention_half(pass, layer, &mut Past::none(), slot, desk, x);
     }
 
     fn mlp_backward(

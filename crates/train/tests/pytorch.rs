@@ -119,7 +119,7 @@ fn check(name: &str) {
             let sequence = batch.sequences[size(row, "sequence")];
             let mut logits = vec![0.0; config.vocab_size()];
             let at = [sequence.0 + size(row, "position")];
-            reader.logits(&model, &batch, &mut [], &at, &mut logits);
+            reader.logits(&model, &batch, &mut [][..], &at, &mut logits);
             for (a, b) in logits.iter().zip(numbers(&row["values"])) {
                 assert!((f64::from(*a) - b).abs() < 2e-5, "{name} logit {a} for {b}");
             }
