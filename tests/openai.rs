@@ -24,6 +24,6 @@ fn the_official_client() {
     let said = String::from_utf8_lossy(&done.stdout);
     let failed = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}{failed}");
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok: ")).count(), 17, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok: ")).count(), 20, "{said}");
     server.rest();
 }

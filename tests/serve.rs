@@ -715,3 +715,39 @@ fn other_dialects_give_the_same_answer() {
     let stored = ask(json!({ "input": "hi", "previous_response_id": "resp_1" }));
     assert_eq!(server.post("/v1/responses", &stored).status, 400);
 }
+
+#[test]
+fn texts_have_vectors() {
+    let server = llama(&[]);
+    let ask = |body: Value| server.good("/v1/embeddings", &body);
+    let all = ask(json!({ "input": ["one text", "another", "one text"] }));
+    let vector = |answer: &Value, i: usize| -> Vec<f64> {
+        let values = answer["data"][i]["embedding"].as_array().unwrap();
+        values.iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    assert_eq!(vector(&all, 0).len(), 24);
+    assert_eq!(vector(&all, 0), vector(&all, 2));
+    assert_ne!(vector(&all, 0), vector(&all, 1));
+    let length: f64 = vector(&all, 1).iter().map(|x| x * x).sum();
+    assert!((length - 1.0).abs() < 1e-5);
+    let alone = ask(json!({ "input": "another" }));
+    assert_eq!(vector(&alone, 0), vector(&all, 1));
+    let tokens = server.good("/tokenize", &json!({ "prompt": "another" }))["tokens"].clone();
+    assert_eq!(alone["usage"]["prompt_tokens"], tokens.as_array().unwrap().len());
+    assert_eq!(vector(&ask(json!({ "input": tokens })), 0), vector(&alone, 0));
+    let coded = ask(json!({ "input": "another", "encoding_format": "base64" }));
+    // 24 floats are 96 bytes.
+    assert_eq!(coded["data"][0]["embedding"].as_str().unwrap().len(), 128);
+    for (field, value) in [
+        ("input", json!(7)),
+        ("input", json!([])),
+        ("encoding_format", json!("x")),
+        ("dimensions", json!(3)),
+    ] {
+        let mut body = json!({ "input": "a" });
+        body[field] = value;
+        let answer = server.post("/v1/embeddings", &body);
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
+    }
+    server.rest();
+}

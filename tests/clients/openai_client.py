@@ -53,6 +53,13 @@ legacy = client.completions.create(model=model, prompt="abc", max_tokens=3, logp
 check("echo", legacy.choices[0].text.startswith("abc"))
 check("legacy logprobs", legacy.choices[0].logprobs.token_logprobs[0] is None)
 
+vectors = client.embeddings.create(model=model, input=["one", "two"])
+check("embeddings", len(vectors.data) == 2 and abs(sum(x * x for x in vectors.data[0].embedding) - 1) < 1e-5)
+response = client.responses.create(model=model, input="tell me a riddle", max_output_tokens=12)
+check("responses", response.output_text is not None and response.usage.output_tokens <= 12)
+kinds = [e.type for e in client.responses.create(model=model, input="hi", max_output_tokens=4, stream=True)]
+check("streamed responses", kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete"))
+
 for name, kind, call in [
     ("unknown model", openai.NotFoundError,
      lambda: client.chat.completions.create(model="other", messages=messages)),

@@ -51,6 +51,9 @@ pub enum Error {
     /// What the pages of the cache cannot hold.
     #[error(transparent)]
     Misfit(#[from] crate::serving::Misfit),
+    /// A model without vectors to take the mean of.
+    #[error("a count model has no vectors, so no text has an embedding; use a network")]
+    NothingToPool,
     /// A grammar that allows no more tokens, or broke.
     #[error("the grammar cannot go on: {0}")]
     Constraint(String),

@@ -81,6 +81,14 @@ impl Executor for Fake {
         Ok(())
     }
 
+    fn width(&self) -> usize {
+        0
+    }
+
+    fn hidden(&mut self) -> &[f32] {
+        &[]
+    }
+
     fn forget(&mut self, _id: SequenceId) {}
 }
 
@@ -114,6 +122,7 @@ struct Heard {
     cached: BTreeMap<RequestId, usize>,
     failed: BTreeMap<RequestId, Error>,
     preempted: usize,
+    pooled: BTreeMap<RequestId, Vec<f32>>,
 }
 
 impl Heard {
@@ -123,6 +132,7 @@ impl Heard {
                 Event::Started { cached } => drop(self.cached.insert(id, cached)),
                 Event::Preempted => self.preempted += 1,
                 Event::Prompt(_) => {}
+                Event::Pooled(mean) => drop(self.pooled.insert(id, mean)),
                 Event::Token(told) => {
                     let Chosen { index, choice, text, finish, .. } = *told;
                     self.choices.entry((id, index)).or_default().push(choice);
@@ -433,6 +443,42 @@ fn the_same_answer_in_any_company() {
             preemptions += heard.preempted;
         }
         assert!(preemptions > 0 && (hits > 0) == shares, "{hits} hits, {preemptions} preemptions");
+    }
+}
+
+/// A text's mean is the same bits alone, in pieces, in company and after a preemption.
+#[test]
+fn means_are_the_same_in_any_company() {
+    for model in networks() {
+        let model = Arc::new(model);
+        let shares = NetworkExecutor::shares(model.config());
+        let mut all: Vec<BTreeMap<RequestId, Vec<f32>>> = Vec::new();
+        for (step_tokens, sequences) in [(64, 1), (7, 5), (64, 8)] {
+            let limits = Limits { pages: 60, page_tokens: 4, step_tokens, sequences, shares };
+            let team = Arc::new(Team::new(2));
+            let executor = NetworkExecutor::new(Arc::clone(&model), &limits, &team).unwrap();
+            let mut engine = Engine::new(Box::new(executor), limits, &tokenizer()).unwrap();
+            let mut heard = Heard::default();
+            for id in 1..=6 {
+                let prompt: Vec<u32> = (0..5 * id).map(|j| (mix(j) % 7) as u32).collect();
+                let asked = Asked { pool: true, ..Asked::plain(greedy(&prompt, 1)) };
+                engine.submit(id, asked).unwrap();
+                engine.submit(100 + id, Asked::plain(greedy(&prompt, 4))).unwrap();
+            }
+            for step in 0..1000 {
+                if sequences > 1 && step % 2 == 1 {
+                    engine.preempt_youngest();
+                }
+                heard.take(engine.step().1);
+                engine.scheduler().check().unwrap();
+            }
+            assert!(engine.is_idle());
+            assert_eq!((heard.pooled.len(), heard.choices.len()), (6, 6));
+            assert!(heard.pooled[&1].iter().any(|x| *x != 0.0));
+            all.push(heard.pooled);
+        }
+        assert!(all.iter().all(|means| *means == all[0]));
+        assert_ne!(all[0][&1], all[0][&2]);
     }
 }
 

@@ -112,6 +112,11 @@ impl Model {
         &self.config
     }
 
+    /// C: values of what the output projection reads.
+    pub fn width(&self) -> usize {
+        self.network.width()
+    }
+
     /// The weights.
     pub fn weights(&self) -> &Parameters {
         &self.weights

@@ -344,6 +344,12 @@ impl Runner {
         (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows])
     }
 
+    /// What the output projection read in the last pass: its first `rows` rows (rows×C).
+    pub fn hidden(&mut self, model: &Model, rows: usize) -> &[f32] {
+        let width = model.network.width();
+        &self.slots.hidden_and_gradient().0[..rows * width]
+    }
+
     /// Extends the remembered sequences by the batch's tokens (caches or page tables, one a
     /// sequence; none for a batch without a past) and writes the logits of the rows named in `rows` to `logits`
     /// (rows.len()×V).

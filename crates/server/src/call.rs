@@ -16,6 +16,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 pub enum Update {
     /// A prompt is scored.
     Prompt(usize, Vec<PromptToken>),
+    /// The mean of a prompt's vectors.
+    Pooled(usize, Vec<f32>),
     /// A token came for a choice.
     Token(usize, Box<Chosen>),
     /// A choice ended without a token.
@@ -144,6 +146,7 @@ impl Call {
                 Ok(None)
             }
             Event::Prompt(tokens) => Ok(Some(Update::Prompt(number, tokens))),
+            Event::Pooled(mean) => Ok(Some(Update::Pooled(number, mean))),
             Event::Token(chosen) => {
                 job.generated += 1;
                 if job.first.is_none() {

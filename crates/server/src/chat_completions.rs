@@ -139,7 +139,7 @@ impl Shape {
                     }
                 }
                 Update::Ended(at, finish) => choices[at].finish = Some(reason(finish)),
-                Update::Prompt(..) => {}
+                Update::Prompt(..) | Update::Pooled(..) => {}
             }
         }
         let choice = |(index, choice): (usize, Choice)| {
@@ -190,7 +190,7 @@ impl Pieces for Shape {
             Update::Ended(at, finish) => {
                 vec![self.piece(at, &json!({}), Value::Null, Some(reason(finish)))]
             }
-            Update::Prompt(..) => Vec::new(),
+            Update::Prompt(..) | Update::Pooled(..) => Vec::new(),
         }
     }
 

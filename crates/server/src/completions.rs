@@ -60,7 +60,7 @@ pub async fn completions(
 ) -> Result<Response, ApiError> {
     let mut fields = Fields::read(body, &[SAMPLING, COMPLETIONS])?;
     let sampling = Sampling::read(&app, &mut fields)?;
-    let prompts = block_in_place(|| prompt::completions(&app, fields.value("prompt")))?;
+    let prompts = block_in_place(|| prompt::prompts(&app, "prompt", fields.value("prompt")))?;
     let streams = fields.flag("stream");
     let include_usage = include_usage(&fields)?;
     let best_of = fields.count("best_of").unwrap_or(sampling.n);
@@ -216,6 +216,7 @@ impl Shape {
                 self.push(at, &chosen);
                 Some(at)
             }
+            Update::Pooled(..) => None,
             Update::Ended(at, finish) => {
                 self.choices[at].finish = Some(reason(finish));
                 Some(at)

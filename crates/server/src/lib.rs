@@ -10,6 +10,7 @@ mod app;
 mod call;
 mod chat_completions;
 mod completions;
+mod embeddings;
 mod error;
 pub mod fields;
 mod grammar;

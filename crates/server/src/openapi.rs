@@ -2,6 +2,7 @@
 
 use crate::chat_completions::CHAT;
 use crate::completions::COMPLETIONS;
+use crate::embeddings::EMBEDDINGS;
 use crate::fields::Field;
 use crate::messages::MESSAGES;
 use crate::other::{DETOKENIZE, TOKENIZE};
@@ -65,6 +66,7 @@ pub fn document() -> Value {
             "/v1/models": get("The model", "application/json"),
             "/v1/completions": post("Continues prompts", &[SAMPLING, COMPLETIONS], &[], true),
             "/v1/chat/completions": post("Answers a conversation", &[SAMPLING, CHAT], &["messages"], true),
+            "/v1/embeddings": post("Vectors of texts", &[EMBEDDINGS], &["input"], false),
             "/v1/responses": post("Answers a conversation, OpenAI's newer dialect; text only, nothing stored", &[SAMPLING, RESPONSES], &["input"], true),
             "/v1/messages": post("Answers a conversation, Anthropic's dialect; text only", &[SAMPLING, MESSAGES], &["messages", "max_tokens"], true),
             "/v1/messages/count_tokens": post("The tokens of a conversation", &[SAMPLING, MESSAGES], &["messages"], false),

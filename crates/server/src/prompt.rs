@@ -20,11 +20,29 @@ pub struct Given {
     pub text: String,
 }
 
-/// The prompts of `/v1/completions`: a text, a list of texts, tokens, or a list of such lists.
+/// The prompts in a field: a text, a list of texts, tokens, or a list of such lists.
 ///
 /// # Errors
 /// What is none of these.
-pub fn completions(app: &App, value: Option<&Value>) -> Result<Vec<Given>, ApiError> {
+pub fn prompts(
+    app: &App,
+    name: &'static str,
+    value: Option<&Value>,
+) -> Result<Vec<Given>, ApiError> {
+    several(app, value).map_err(|error| match error.param.as_deref() {
+        Some("prompt") => ApiError {
+            message: match error.message.strip_prefix("prompt:") {
+                Some(rest) => format!("{name}:{rest}"),
+                None => error.message,
+            },
+            param: Some(name.to_owned()),
+            ..error
+        },
+        _ => error,
+    })
+}
+
+fn several(app: &App, value: Option<&Value>) -> Result<Vec<Given>, ApiError> {
     let wrong = |found: &Value| {
         ApiError::field(
             "prompt",

@@ -89,7 +89,7 @@ pub async fn replay(
                 choices[at].1 = chosen.finish.map(reason);
             }
             Update::Ended(at, finish) => choices[at].1 = Some(reason(finish)),
-            Update::Prompt(..) => {}
+            Update::Prompt(..) | Update::Pooled(..) => {}
         }
     }
     let told = |(index, (text, finish)): (usize, (String, Option<&str>))| json!({ "index": index, "text": text, "finish_reason": finish, "token_ids": call.ids()[index] });

@@ -2,7 +2,9 @@
 
 use crate::app::{App, UnderWay};
 use crate::error::ApiError;
-use crate::{chat_completions, completions, messages, openapi, other, replay, responses};
+use crate::{
+    chat_completions, completions, embeddings, messages, openapi, other, replay, responses,
+};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
@@ -26,6 +28,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{name}", get(other::model))
         .route("/v1/completions", post(answer_completions))
         .route("/v1/chat/completions", post(answer_chat))
+        .route("/v1/embeddings", post(answer_embeddings))
         .route("/v1/responses", post(answer_responses))
         .route("/v1/messages", post(answer_messages))
         .route("/v1/messages/count_tokens", post(answer_count_tokens))
@@ -91,6 +94,7 @@ macro_rules! answers {
 answers! {
     answer_completions => completions::completions;
     answer_chat => chat_completions::chat_completions;
+    answer_embeddings => embeddings::embeddings;
     answer_responses => responses::responses;
     answer_messages => messages::messages;
     answer_replay => replay::replay;

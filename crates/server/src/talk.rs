@@ -57,7 +57,7 @@ impl Told {
                 self.finish = Some(finish);
                 None
             }
-            Update::Prompt(..) => None,
+            Update::Prompt(..) | Update::Pooled(..) => None,
         }
     }
 }

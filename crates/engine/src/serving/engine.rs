@@ -40,6 +40,8 @@ pub struct Asked {
     pub score_prompt: Option<usize>,
     /// Texts with different salts share no page.
     pub salt: String,
+    /// Whether the mean of what the output projection reads is wanted instead of tokens.
+    pub pool: bool,
     /// Whether every choice is told in full.
     pub explain: bool,
     /// Grammars, one a sequence, or none.
@@ -50,8 +52,15 @@ impl Asked {
     /// Nothing beside the tokens.
     #[must_use]
     pub fn plain(request: Request) -> Self {
-        let salt = String::new();
-        Self { request, top: 0, score_prompt: None, salt, explain: false, constraints: Vec::new() }
+        Self {
+            request,
+            top: 0,
+            score_prompt: None,
+            salt: String::new(),
+            pool: false,
+            explain: false,
+            constraints: Vec::new(),
+        }
     }
 }
 
@@ -95,6 +104,8 @@ pub enum Event {
     Preempted,
     /// Its prompt is scored.
     Prompt(Vec<PromptToken>),
+    /// The mean over its tokens of what the output projection reads (C), where asked for.
+    Pooled(Vec<f32>),
     /// A token was chosen.
     Token(Box<Chosen>),
     /// A sequence ended without a token.
@@ -142,6 +153,15 @@ struct Live {
     prompt: Vec<PromptToken>,
     started: bool,
     constraint: Option<Box<dyn Constraint>>,
+    /// Sums over the tokens so far, where a mean is wanted.
+    pool: Option<Pool>,
+}
+
+/// A mean to be.
+struct Pool {
+    /// C sums, added up in the order of the tokens.
+    sums: Vec<f64>,
+    tokens: usize,
 }
 
 /// Answers many requests at a time.
@@ -263,7 +283,15 @@ impl Engine {
             all.push(Progress::new(at, &self.tokenizer, &request.stops)?);
         }
         let score = asked.score_prompt.map_or(0, |_| request.prompt.len());
-        let root = PageKey::root(&asked.salt);
+        // Every token of a mean must run: its pages are its own.
+        let root = match asked.pool {
+            true => PageKey::root(&asked.salt).then(&[u32::MAX, id as u32, (id >> 32) as u32]),
+            false => PageKey::root(&asked.salt),
+        };
+        let width = self.executor.width();
+        if asked.pool && width == 0 {
+            return Err(Error::NothingToPool);
+        }
         let mut constraints = std::mem::take(&mut asked.constraints).into_iter();
         let mut sequences = Vec::new();
         for (index, mut progress) in all.into_iter().enumerate() {
@@ -281,7 +309,9 @@ impl Engine {
             self.scheduler.add(sequence, request.prompt.clone(), root, score)?;
             let constraint = constraints.next();
             let prompt = Vec::new();
-            let live = Live { request: id, index, progress, prompt, started: false, constraint };
+            let pool = asked.pool.then(|| Pool { sums: vec![0.0; width], tokens: 0 });
+            let started = false;
+            let live = Live { request: id, index, progress, prompt, started, constraint, pool };
             self.live.insert(sequence, live);
             sequences.push(sequence);
         }
@@ -314,6 +344,7 @@ impl Engine {
             match self.execute(&step.work) {
                 Ok(()) => {
                     self.scheduler.done(&step);
+                    self.pool(&step);
                     self.choose(&step);
                 }
                 Err(error) => self.isolate(&step, error),
@@ -415,6 +446,33 @@ impl Engine {
             self.events.push_back((request, Event::Failed(error)));
             self.cancel(request);
         }
+    }
+
+    /// Adds the rows of texts whose mean is wanted; those that are whole end with it.
+    fn pool(&mut self, step: &Step) {
+        let (width, mut row) = (self.executor.width(), 0);
+        let mut whole = Vec::new();
+        for work in &step.work {
+            let rows = row..row + work.tokens;
+            row = rows.end;
+            let Some(live) = self.live.get_mut(&work.id) else { continue };
+            let Some(pool) = &mut live.pool else { continue };
+            let hidden = &self.executor.hidden()[rows.start * width..rows.end * width];
+            // After a preemption tokens come again that are counted already.
+            for row in hidden.chunks_exact(width).skip(pool.tokens.saturating_sub(work.from)) {
+                pool.tokens += 1;
+                pool.sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+            if work.last {
+                let count = pool.tokens.max(1) as f64;
+                let mean = pool.sums.iter().map(|sum| (sum / count) as f32).collect();
+                let (index, finish) = (live.index, Finish::Length);
+                self.events.push_back((live.request, Event::Pooled(mean)));
+                self.events.push_back((live.request, Event::Ended { index, finish }));
+                whole.push((work.id, live.request));
+            }
+        }
+        whole.into_iter().for_each(|(id, request)| self.end(id, request));
     }
 
     fn choose(&mut self, step: &Step) {

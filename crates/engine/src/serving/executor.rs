@@ -60,6 +60,12 @@ pub trait Executor: Send {
     /// When memory is not to be had, or a sequence is not known.
     fn run(&mut self, pieces: &[Piece<'_>], logits: &mut [f32]) -> Result<(), Error>;
 
+    /// C: values of what the output projection reads; 0 where a model has none.
+    fn width(&self) -> usize;
+
+    /// What the output projection read in the last run, one row a token in order (rows×C).
+    fn hidden(&mut self) -> &[f32];
+
     /// The sequence has ended or starts from the beginning again.
     fn forget(&mut self, id: SequenceId);
 }
@@ -183,6 +189,14 @@ impl Executor for NetworkExecutor {
         Ok(())
     }
 
+    fn width(&self) -> usize {
+        self.model.width()
+    }
+
+    fn hidden(&mut self) -> &[f32] {
+        self.runner.hidden(&self.model, self.batch.rows())
+    }
+
     fn forget(&mut self, id: SequenceId) {
         if let Memory::States(states) = &mut self.memory {
             states.remove(&id);
@@ -233,6 +247,14 @@ impl Executor for CountExecutor {
             }
         }
         Ok(())
+    }
+
+    fn width(&self) -> usize {
+        0
+    }
+
+    fn hidden(&mut self) -> &[f32] {
+        &[]
     }
 
     fn forget(&mut self, _id: SequenceId) {}
