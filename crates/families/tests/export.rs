@@ -1,7 +1,6 @@
 //! Models written as Hugging Face folders: read again by us, and by transformers where Python is
 //! at hand (`AUTOREG_PYTHON`, or `.venv/bin/python` beside the workspace).
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(clippy::print_stderr, reason = "a skipped test says so")]
 
 use families::{Checkpoint, ExportError, Words, can_export, export};
 use kernels::Team;
