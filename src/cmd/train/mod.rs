@@ -145,9 +145,12 @@ pub struct RecipeArgs {
     /// Steps over which the learning rate rises [default: 100]
     #[arg(long, value_name = "N")]
     pub warmup_steps: Option<u64>,
-    /// How it goes on: constant, cosine or linear [default: cosine]
+    /// How it goes on: constant, cosine, linear or wsd [default: cosine]
     #[arg(long, value_name = "WORD", value_parser = schedule)]
     pub schedule: Option<Schedule>,
+    /// Share of the steps over which wsd falls at the end [default: 0.2]
+    #[arg(long, value_name = "X")]
+    pub decay_share: Option<f64>,
     /// Decay of matrices [default: 0.01]
     #[arg(long, value_name = "X")]
     pub weight_decay: Option<f64>,
@@ -176,7 +179,8 @@ fn schedule(word: &str) -> Result<Schedule, String> {
         "constant" => Ok(Schedule::Constant),
         "cosine" => Ok(Schedule::Cosine),
         "linear" => Ok(Schedule::Linear),
-        _ => Err("choose constant, cosine or linear".to_owned()),
+        "wsd" => Ok(Schedule::Wsd),
+        _ => Err("choose constant, cosine, linear or wsd".to_owned()),
     }
 }
 
@@ -187,7 +191,16 @@ impl RecipeArgs {
             ($($field:ident),+) => { $(if let Some(x) = self.$field { recipe.$field = x; })+ };
         }
         set!(seed, epochs, batch, micro_batch, learning_rate, warmup_steps, schedule);
-        set!(weight_decay, clip, dropout, eval_every, patience, checkpoint_every, max_steps);
+        set!(
+            decay_share,
+            weight_decay,
+            clip,
+            dropout,
+            eval_every,
+            patience,
+            checkpoint_every,
+            max_steps
+        );
     }
 }
 
