@@ -7,6 +7,7 @@
 
 mod engine;
 mod executor;
+mod lookup;
 mod pool;
 mod scheduler;
 mod worker;
