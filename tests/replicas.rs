@@ -1,5 +1,6 @@
 //! Two replicas behind nginx on loopback: one is killed, one is drained, under load, and every
 //! request is answered. Skipped where there is no nginx.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/http.rs"]
 mod http;

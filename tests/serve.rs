@@ -804,3 +804,27 @@ fn a_load_is_measured_at_its_clients() {
     assert_eq!(failed.status.code(), Some(1));
     assert!(said.contains("status 400") && said.contains("500 tokens"), "{said}");
 }
+
+#[test]
+fn a_receipt_says_whose_work_delayed_it() {
+    let server = llama(&["--max-sequences", "1", "--no-prefix-cache"]);
+    let alone =
+        json!({ "prompt": "a short one", "max_tokens": 2, "receipt": true, "ignore_eos": true });
+    let waited = |answer: &Value| answer["receipt"]["timings"][0]["before_first_token"].clone();
+    let quiet = waited(&server.good(COMPLETIONS, &alone));
+    assert_eq!(quiet, json!({ "steps": 1, "own_rows": 12, "other_rows": 0, "others": [] }));
+    let long = json!({ "prompt": "b", "max_tokens": 120, "n": 6, "ignore_eos": true });
+    let running = server.send("POST", COMPLETIONS, "", long.to_string().as_bytes());
+    let until = Instant::now() + Duration::from_secs(10);
+    while server.figure("vllm:num_requests_running") == 0.0 {
+        assert!(Instant::now() < until);
+    }
+    let behind = waited(&server.good(COMPLETIONS, &alone));
+    let (steps, rows) = (behind["steps"].as_u64().unwrap(), behind["other_rows"].as_u64().unwrap());
+    // One sequence at a time: each step before its own was the other's.
+    assert!(steps > 1 && behind["own_rows"] == 12, "{behind}");
+    assert_eq!(behind["others"].as_array().unwrap().len(), 1);
+    assert_eq!(behind["others"][0]["rows"], rows);
+    assert!(rows >= steps - 1, "{behind}");
+    assert_eq!(read(running).json()["usage"]["completion_tokens"], 720);
+}

@@ -131,7 +131,7 @@ impl Heard {
             match event {
                 Event::Started { cached } => drop(self.cached.insert(id, cached)),
                 Event::Preempted => self.preempted += 1,
-                Event::Prompt(_) => {}
+                Event::Prompt(_) | Event::Waited(_) => {}
                 Event::Pooled(mean) => drop(self.pooled.insert(id, mean)),
                 Event::Token(told) => {
                     let Chosen { index, choice, text, finish, .. } = *told;

@@ -9,7 +9,7 @@ use crate::score::{Scored, scored};
 use crate::{Error, Finish, Request};
 use decoding::{Choice, Counter, Draw, Explanation, History, Mask, Row, Rules, Scratch};
 use ledger::{Account, Buffer, Plan, Spec};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizer::Tokenizer;
 
@@ -101,6 +101,8 @@ pub enum Event {
         /// Tokens.
         cached: usize,
     },
+    /// What ran between its arrival and its first token; told by a [`Handle`](super::Handle) only.
+    Waited(Waited),
     /// It was sent back to wait.
     Preempted,
     /// Its prompt is scored.
@@ -118,6 +120,30 @@ pub enum Event {
     },
     /// All of it ended with an error; nothing more comes.
     Failed(Error),
+}
+
+/// Whose work a request's first token waited for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// Steps.
+    pub steps: usize,
+    /// Rows of its own in them.
+    pub own_rows: usize,
+    /// Rows of others: (request, rows).
+    pub others: BTreeMap<RequestId, usize>,
+}
+
+impl Waited {
+    /// One more step.
+    pub(crate) fn add(&mut self, own: RequestId, work: &[(RequestId, usize)]) {
+        self.steps += 1;
+        for &(id, rows) in work {
+            match id == own {
+                true => self.own_rows += rows,
+                false => *self.others.entry(id).or_default() += rows,
+            }
+        }
+    }
 }
 
 /// What a step was, in numbers.

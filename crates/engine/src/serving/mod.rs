@@ -12,7 +12,9 @@ mod pool;
 mod scheduler;
 mod worker;
 
-pub use engine::{Asked, Chosen, Constraint, Engine, Event, PromptToken, RequestId, StepReport};
+pub use engine::{
+    Asked, Chosen, Constraint, Engine, Event, PromptToken, RequestId, StepReport, Waited,
+};
 pub use executor::{CountExecutor, Executor, NetworkExecutor, Piece, Rows};
 pub use pool::{PageId, PageKey, PagePool, PoolFault};
 pub use scheduler::{Limits, Misfit, Scheduler, SequenceId, State, Step, Totals, Work};
