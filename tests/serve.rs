@@ -527,6 +527,8 @@ fn the_same_answer_in_any_company() {
         "24",
         "--max-sequences",
         "8",
+        "--draft-tokens",
+        "4",
     ]);
     let quiet = llama(&["--no-prefix-cache", "--max-sequences", "1", "--threads", "1"]);
     let bodies: Vec<Value> = (0..30)
@@ -551,6 +553,9 @@ fn the_same_answer_in_any_company() {
     });
     assert!(server.figure("vllm:num_preemptions_total") > 0.0, "the cache was too large");
     assert!(server.figure("vllm:prefix_cache_hits_total") > 0.0);
+    let guessed = server.figure("vllm:spec_decode_num_draft_tokens_total");
+    let accepted = server.figure("vllm:spec_decode_num_accepted_tokens_total");
+    assert!(guessed >= accepted && guessed > 0.0, "{accepted} of {guessed}");
     server.rest();
 }
 
@@ -750,4 +755,76 @@ fn texts_have_vectors() {
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
     }
     server.rest();
+}
+
+#[test]
+fn verify_prints_digests_that_are_the_same() {
+    for model in ["llama", "gpt2", "gemma3"] {
+        let done = Command::new(env!("CARGO_BIN_EXE_autoreg"))
+            .args(["verify", &fixture(model), "--json", "--seed", "3"])
+            .output()
+            .unwrap();
+        assert_eq!(done.status.code(), Some(0));
+        let told: Value = serde_json::from_slice(&done.stdout).unwrap();
+        let rows = told["rows"].as_array().unwrap();
+        assert!(rows.len() >= 9 && rows.iter().all(|row| row["digest"] == rows[0]["digest"]));
+        let sum = |name: &str| rows.iter().map(|row| row[name].as_u64().unwrap()).sum::<u64>();
+        assert!(sum("preemptions") > 0 && sum("cached_tokens") > 0);
+        assert_eq!((&told["same"], &rows[0]["cached_tokens"]), (&json!(true), &json!(0)));
+    }
+}
+
+#[test]
+fn a_load_is_measured_at_its_clients() {
+    let server = llama(&["--draft-tokens", "2"]);
+    let url = format!("http://{}", server.address);
+    let bench = |tokens: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_autoreg"));
+        command.args(["bench", "serve", &url, "--json", "--prompt-tokens", tokens]);
+        command.args(["--max-tokens", "12"]).args(more).output().unwrap()
+    };
+    let done = bench(
+        "30",
+        &["--clients", "1,4", "--rate", "50", "--requests", "10", "--objective", "60000,60000"],
+    );
+    let rows: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert_eq!((&row["answered"], &row["failures"]), (&json!(10), &json!({})), "{row}");
+        assert_eq!(row["completion_tokens"], 120);
+        assert_eq!(row["prompt_tokens"], 300);
+        assert_eq!(row["goodput"], row["requests_per_second"]);
+        let p = |name: &str, at: &str| row[name][at].as_f64().unwrap();
+        assert!(p("time_to_first_token", "p50_ms") <= p("end_to_end", "p50_ms"));
+        assert!(p("end_to_end", "p50_ms") <= p("end_to_end", "p99_ms"));
+    }
+    let failed = bench("500", &["--requests", "3"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(said.contains("status 400") && said.contains("500 tokens"), "{said}");
+}
+
+#[test]
+fn a_receipt_says_whose_work_delayed_it() {
+    let server = llama(&["--max-sequences", "1", "--no-prefix-cache"]);
+    let alone =
+        json!({ "prompt": "a short one", "max_tokens": 2, "receipt": true, "ignore_eos": true });
+    let waited = |answer: &Value| answer["receipt"]["timings"][0]["before_first_token"].clone();
+    let quiet = waited(&server.good(COMPLETIONS, &alone));
+    assert_eq!(quiet, json!({ "steps": 1, "own_rows": 12, "other_rows": 0, "others": [] }));
+    let long = json!({ "prompt": "b", "max_tokens": 120, "n": 6, "ignore_eos": true });
+    let running = server.send("POST", COMPLETIONS, "", long.to_string().as_bytes());
+    let until = Instant::now() + Duration::from_secs(10);
+    while server.figure("vllm:num_requests_running") == 0.0 {
+        assert!(Instant::now() < until);
+    }
+    let behind = waited(&server.good(COMPLETIONS, &alone));
+    let (steps, rows) = (behind["steps"].as_u64().unwrap(), behind["other_rows"].as_u64().unwrap());
+    // One sequence at a time: each step before its own was the other's.
+    assert!(steps > 1 && behind["own_rows"] == 12, "{behind}");
+    assert_eq!(behind["others"].as_array().unwrap().len(), 1);
+    assert_eq!(behind["others"][0]["rows"], rows);
+    assert!(rows >= steps - 1, "{behind}");
+    assert_eq!(read(running).json()["usage"]["completion_tokens"], 720);
 }

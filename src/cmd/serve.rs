@@ -104,6 +104,11 @@ pub struct BatchingArgs {
     /// Share no pages between texts that begin alike
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// Tokens guessed ahead of each sequence from what stands earlier in its text; they change no
+    /// answer, and save steps where a text repeats itself
+    #[arg(long, value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=32))]
+    pub draft_tokens: u8,
     /// Workers (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -131,7 +136,10 @@ impl BatchingArgs {
         };
         let step_tokens = usize::from(self.step_tokens).max(sequences);
         let shares = NetworkExecutor::shares(config) && !self.no_prefix_cache;
-        Ok((Limits { pages, page_tokens, step_tokens, sequences, shares }, why))
+        // A state cannot take a token back.
+        let pages_hold = NetworkExecutor::shares(config);
+        let drafts = if pages_hold { usize::from(self.draft_tokens) } else { 0 };
+        Ok((Limits { pages, page_tokens, step_tokens, sequences, shares, drafts }, why))
     }
 }
 

@@ -66,6 +66,8 @@ struct Way {
     shuffled: bool,
     /// Whether texts that begin alike share pages.
     shares: bool,
+    /// Tokens guessed ahead.
+    drafts: usize,
     /// Every third step sends a sequence back to wait.
     preempted: bool,
     /// The requests run once before, so that their beginnings are in the cache.
@@ -120,6 +122,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
             step_tokens: way.step_tokens.max(way.company),
             sequences: way.company,
             shares: way.shares && shares,
+            drafts: if shares { way.drafts } else { 0 },
         };
         let ready = shared.ready(&limits, &team)?;
         let started = Instant::now();
@@ -161,7 +164,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
     }
 }
 
-fn ways(threads: usize) -> [Way; 8] {
+fn ways(threads: usize) -> [Way; 9] {
     let alone = Way {
         name: "alone",
         threads,
@@ -169,6 +172,7 @@ fn ways(threads: usize) -> [Way; 8] {
         step_tokens: 512,
         page_tokens: 16,
         shares: false,
+        drafts: 0,
         shuffled: false,
         preempted: false,
         warm: false,
@@ -181,6 +185,7 @@ fn ways(threads: usize) -> [Way; 8] {
         Way { name: "shuffled arrivals", shuffled: true, ..together },
         Way { name: "small pieces", step_tokens: 16, page_tokens: 4, ..together },
         Way { name: "prefix cache warm", warm: true, page_tokens: 4, ..together },
+        Way { name: "guessed ahead", drafts: 4, ..together },
         Way { name: "forced preemptions", preempted: true, ..together },
         Way {
             name: "all of it, one thread",
@@ -188,6 +193,7 @@ fn ways(threads: usize) -> [Way; 8] {
             shuffled: true,
             preempted: true,
             warm: true,
+            drafts: 3,
             step_tokens: 24,
             page_tokens: 8,
             ..together

@@ -5,7 +5,7 @@ use crate::error::ApiError;
 use crate::metrics::Phases;
 use axum::http::StatusCode;
 use engine::Finish;
-use engine::serving::{Asked, Chosen, Event, PromptToken, Stamped, Ticket};
+use engine::serving::{Asked, Chosen, Event, PromptToken, Stamped, Ticket, Waited};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,6 +38,8 @@ struct Job {
     ended: Option<Instant>,
     /// When each sequence's last token came.
     last: Vec<Option<Instant>>,
+    /// Whose work its first token waited for.
+    waited: Waited,
 }
 
 /// A call under way; dropping it ends it.
@@ -89,6 +91,7 @@ impl Call {
                 first: None,
                 ended: None,
                 last: vec![None; sequences],
+                waited: Waited::default(),
             });
             let sender = sender.clone();
             // A call that is gone has dropped its tickets, so nothing is left to be told.
@@ -139,6 +142,10 @@ impl Call {
         match event {
             Event::Started { cached } => {
                 (job.started, job.cached) = (Some(at), cached);
+                Ok(None)
+            }
+            Event::Waited(waited) => {
+                job.waited = waited;
                 Ok(None)
             }
             Event::Preempted => {
@@ -215,7 +222,7 @@ impl Call {
     /// Where the time went, with the events that begin and end each part; one a prompt.
     #[must_use]
     pub fn timings(&self) -> Value {
-        let told = |job: &Job| {
+        let told = |(job, ticket): (&Job, &Ticket)| {
             let phases = job.phases(self.arrived);
             let part = |from: &str, to: &str, seconds: f64| json!({ "from": from, "to": to, "ms": seconds * 1e3 });
             json!({
@@ -225,10 +232,26 @@ impl Call {
                 "total": part("request read", "last token", phases.total),
                 "cached_tokens": job.cached,
                 "preemptions": job.preempted,
+                "request": ticket.id(),
+                "before_first_token": waited(&job.waited),
             })
         };
-        Value::Array(self.jobs.iter().map(told).collect())
+        Value::Array(self.jobs.iter().zip(&self.tickets).map(told).collect())
     }
+}
+
+/// Those who had the most rows, and the sum of all.
+const MOST_TOLD: usize = 8;
+
+fn waited(waited: &Waited) -> Value {
+    let mut others: Vec<(&u64, &usize)> = waited.others.iter().collect();
+    others.sort_by_key(|(id, rows)| (std::cmp::Reverse(**rows), **id));
+    let told = |(id, rows): &(&u64, &usize)| json!({ "request": id, "rows": rows });
+    json!({
+        "steps": waited.steps, "own_rows": waited.own_rows,
+        "other_rows": waited.others.values().sum::<usize>(),
+        "others": others.iter().take(MOST_TOLD).map(told).collect::<Vec<_>>(),
+    })
 }
 
 impl Job {

@@ -66,6 +66,8 @@ pub struct Metrics {
     preemptions: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    drafted: Counter,
+    accepted: Counter,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     success: Family<Labels, Counter>,
@@ -156,6 +158,16 @@ impl Metrics {
             prefix_hits: register!(
                 "vllm:prefix_cache_hits",
                 "Tokens found in the prefix cache",
+                Counter::default()
+            ),
+            drafted: register!(
+                "vllm:spec_decode_num_draft_tokens",
+                "Tokens guessed ahead",
+                Counter::default()
+            ),
+            accepted: register!(
+                "vllm:spec_decode_num_accepted_tokens",
+                "Tokens guessed ahead that came",
                 Counter::default()
             ),
             prompt_tokens: register!("vllm:prompt_tokens", "Tokens of prompts", Counter::default()),
@@ -269,6 +281,8 @@ impl Metrics {
         raise(&self.preemptions, report.totals.preemptions);
         raise(&self.prefix_queries, report.totals.queried);
         raise(&self.prefix_hits, report.totals.hit);
+        raise(&self.drafted, report.totals.drafted);
+        raise(&self.accepted, report.totals.accepted);
         let kind = match (report.decode_rows, report.prefill_rows) {
             (0, 0) => return,
             (_, 0) => "decode",

@@ -1,6 +1,7 @@
 //! From requests to tokens: scheduler, executor and the rules of each request, a step at a time.
 
 use super::executor::{Executor, Piece, Rows};
+use super::lookup::lookup;
 use super::pool::PageKey;
 use super::scheduler::{Limits, Scheduler, SequenceId, Step, Totals, Work};
 use crate::progress::Progress;
@@ -8,7 +9,7 @@ use crate::score::{Scored, scored};
 use crate::{Error, Finish, Request};
 use decoding::{Choice, Counter, Draw, Explanation, History, Mask, Row, Rules, Scratch};
 use ledger::{Account, Buffer, Plan, Spec};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizer::Tokenizer;
 
@@ -100,6 +101,8 @@ pub enum Event {
         /// Tokens.
         cached: usize,
     },
+    /// What ran between its arrival and its first token; told by a [`Handle`](super::Handle) only.
+    Waited(Waited),
     /// It was sent back to wait.
     Preempted,
     /// Its prompt is scored.
@@ -117,6 +120,30 @@ pub enum Event {
     },
     /// All of it ended with an error; nothing more comes.
     Failed(Error),
+}
+
+/// Whose work a request's first token waited for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// Steps.
+    pub steps: usize,
+    /// Rows of its own in them.
+    pub own_rows: usize,
+    /// Rows of others: (request, rows).
+    pub others: BTreeMap<RequestId, usize>,
+}
+
+impl Waited {
+    /// One more step.
+    pub(crate) fn add(&mut self, own: RequestId, work: &[(RequestId, usize)]) {
+        self.steps += 1;
+        for &(id, rows) in work {
+            match id == own {
+                true => self.own_rows += rows,
+                false => *self.others.entry(id).or_default() += rows,
+            }
+        }
+    }
 }
 
 /// What a step was, in numbers.
@@ -387,8 +414,8 @@ impl Engine {
             let Some(live) = self.live.get(&work.id) else { continue };
             report.work.push((live.request, work.tokens));
             // A sequence that has chosen before and lacks one token decodes.
-            if work.tokens == 1 && work.last && !live.progress.ids().is_empty() {
-                report.decode_rows += 1;
+            if work.tokens == 1 + work.drafts && work.last && !live.progress.ids().is_empty() {
+                report.decode_rows += work.tokens;
             } else {
                 report.prefill_rows += work.tokens;
             }
@@ -399,17 +426,18 @@ impl Engine {
     /// Runs the model; a panic in it is an error.
     fn execute(&mut self, work: &[Work]) -> Result<(), Error> {
         let scheduler = &self.scheduler;
-        let piece = |work: &Work| {
-            let (tokens, pages) = scheduler.sequence(work.id)?;
-            let rows = match (work.every, work.last) {
-                (true, _) => Rows::Every,
-                (false, true) => Rows::Last,
-                (false, false) => Rows::None,
-            };
-            let known = &tokens[..work.from + work.tokens];
-            Some(Piece { id: work.id, known, from: work.from, pages, rows })
-        };
-        let pieces: Vec<Piece<'_>> = work.iter().filter_map(piece).collect();
+        // Guesses stand behind the tokens that are known.
+        let guessed: Vec<Option<Vec<u32>>> = work
+            .iter()
+            .map(|work| {
+                let (tokens, _) = scheduler.sequence(work.id).filter(|_| work.drafts > 0)?;
+                Some([tokens, &scheduler.drafts(work.id)[..work.drafts]].concat())
+            })
+            .collect();
+        let pairs = work.iter().zip(&guessed);
+        let pieces: Vec<Piece<'_>> = pairs
+            .filter_map(|(work, guessed)| piece(scheduler, work, guessed.as_deref()))
+            .collect();
         let wanted = work.iter().map(Work::rows).sum::<usize>() * self.executor.vocab_size();
         let (executor, logits) = (&mut self.executor, &mut self.logits[..wanted]);
         guarded(|| executor.run(&pieces, logits))
@@ -498,7 +526,8 @@ impl Engine {
         let request = live.request;
         let Some((asked, _)) = self.requests.get(&request) else { return Ok(()) };
         let (logits, scratch, limit) = (&self.logits[logits], &mut self.scratch, self.limit);
-        let (mut events, mut chosen) = (Vec::new(), None);
+        let (mut events, mut chosen) = (Vec::new(), Vec::new());
+        let drafts = &self.scheduler.drafts(work.id)[..work.drafts];
         guarded(|| {
             if work.every {
                 live.score_prompt(asked, work.from, logits, vocab, scratch)?;
@@ -506,30 +535,59 @@ impl Engine {
                     events.push(Event::Prompt(std::mem::take(&mut live.prompt)));
                 }
             }
-            if work.last {
-                live.progress.end_at_limits(&asked.request, None);
-                let last = &logits[logits.len() - vocab..];
-                if live.progress.finish().is_none() {
-                    let told = live.advance(asked, limit, last, scratch)?;
-                    chosen = Some(told.choice.id);
-                    events.push(Event::Token(Box::new(told)));
-                } else if let Some(finish) = live.progress.finish() {
-                    events.push(Event::Ended { index: live.index, finish });
+            if !work.last {
+                return Ok(());
+            }
+            live.progress.end_at_limits(&asked.request, None);
+            if let Some(finish) = live.progress.finish() {
+                events.push(Event::Ended { index: live.index, finish });
+            }
+            // Each token is chosen as if there were no guess; a guess that holds has its logits.
+            let rows = &logits[logits.len() - (1 + work.drafts) * vocab..];
+            for row in rows.chunks_exact(vocab) {
+                if live.progress.finish().is_some() {
+                    break;
+                }
+                let told = live.advance(asked, limit, row, scratch)?;
+                let token = told.choice.id;
+                events.push(Event::Token(Box::new(told)));
+                chosen.push(token);
+                if drafts.get(chosen.len() - 1) != Some(&token) {
+                    break;
                 }
             }
             Ok(())
         })?;
+        let held = chosen.iter().zip(drafts).filter(|(token, draft)| token == draft).count();
         let done = live.progress.finish().is_some();
         if events.iter().any(|event| matches!(event, Event::Prompt(_))) {
             self.scheduler.scored(work.id);
         }
         self.events.extend(events.into_iter().map(|event| (request, event)));
+        chosen.iter().for_each(|&token| self.scheduler.push(work.id, token));
+        (0..held.min(chosen.len().saturating_sub(1))).for_each(|_| self.scheduler.accept(work.id));
         if done && work.last {
             self.end(work.id, request);
-        } else if let Some(token) = chosen {
-            self.scheduler.push(work.id, token);
+        } else if !chosen.is_empty() {
+            self.guess(work.id);
         }
         Ok(())
+    }
+
+    /// Guesses what follows a sequence that has just grown.
+    fn guess(&mut self, id: SequenceId) {
+        let most = self.scheduler.limits().drafts;
+        if most == 0 {
+            return;
+        }
+        let Some(live) = self.live.get(&id) else { return };
+        let Some((asked, _)) = self.requests.get(&live.request) else { return };
+        // Nothing is guessed beyond what the answer can have, or the model can see.
+        let Some((tokens, _)) = self.scheduler.sequence(id) else { return };
+        let left = asked.request.max_tokens.saturating_sub(live.progress.ids().len() + 1);
+        let room = self.limit.saturating_sub(tokens.len());
+        let drafts = lookup(tokens, most.min(left).min(room));
+        self.scheduler.guess(id, drafts);
     }
 
     fn end(&mut self, id: SequenceId, request: RequestId) {
@@ -621,6 +679,23 @@ impl Progress {
         decoding::explain(&request.rules, Row::Logits(row), &history, draw, step)
             .map_err(|source| Error::Decode { sequence: self.index(), source })
     }
+}
+
+/// What of a sequence runs; `guessed` is its text with the guesses, where there are any.
+fn piece<'a>(
+    scheduler: &'a Scheduler,
+    work: &Work,
+    guessed: Option<&'a [u32]>,
+) -> Option<Piece<'a>> {
+    let (tokens, pages) = scheduler.sequence(work.id)?;
+    let end = work.from + work.tokens;
+    let rows = match (work.every, work.last) {
+        (true, _) => Rows::Every,
+        (false, true) => Rows::From(end - work.drafts - 1),
+        (false, false) => Rows::None,
+    };
+    let known = &guessed.unwrap_or(tokens)[..end];
+    Some(Piece { id: work.id, known, from: work.from, pages, rows })
 }
 
 /// The best tokens of the model's own distribution.

@@ -16,8 +16,8 @@ use super::scheduler::{Limits, SequenceId};
 pub enum Rows {
     /// None: more tokens follow.
     None,
-    /// The row after its last token.
-    Last,
+    /// The rows after its tokens from this place of the text on: the last, or more.
+    From(usize),
     /// The row after each of its tokens.
     Every,
 }
@@ -145,7 +145,7 @@ impl NetworkExecutor {
             let end = self.batch.rows();
             match piece.rows {
                 Rows::None => {}
-                Rows::Last => self.rows.push(end - 1),
+                Rows::From(place) => self.rows.extend(end - (piece.known.len() - place)..end),
                 Rows::Every => self.rows.extend(end - (piece.known.len() - piece.from)..end),
             }
         }
@@ -236,7 +236,7 @@ impl Executor for CountExecutor {
         for piece in pieces {
             let first = match piece.rows {
                 Rows::None => continue,
-                Rows::Last => piece.known.len(),
+                Rows::From(place) => place + 1,
                 Rows::Every => piece.from + 1,
             };
             for (end, row) in (first..=piece.known.len()).zip(&mut rows) {

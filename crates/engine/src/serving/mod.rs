@@ -7,11 +7,14 @@
 
 mod engine;
 mod executor;
+mod lookup;
 mod pool;
 mod scheduler;
 mod worker;
 
-pub use engine::{Asked, Chosen, Constraint, Engine, Event, PromptToken, RequestId, StepReport};
+pub use engine::{
+    Asked, Chosen, Constraint, Engine, Event, PromptToken, RequestId, StepReport, Waited,
+};
 pub use executor::{CountExecutor, Executor, NetworkExecutor, Piece, Rows};
 pub use pool::{PageId, PageKey, PagePool, PoolFault};
 pub use scheduler::{Limits, Misfit, Scheduler, SequenceId, State, Step, Totals, Work};

@@ -25,6 +25,8 @@ pub struct Limits {
     pub sequences: usize,
     /// Whether pages are shared by content.
     pub shares: bool,
+    /// Tokens guessed ahead of a sequence, at most; 0 guesses none.
+    pub drafts: usize,
 }
 
 impl Limits {
@@ -37,7 +39,7 @@ impl Limits {
     /// Rows of logits of a step, at most.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.sequences.max(16)
+        self.sequences.saturating_mul(1 + self.drafts).max(16)
     }
 }
 
@@ -73,13 +75,15 @@ pub struct Work {
     pub last: bool,
     /// Whether those after each of them are wanted.
     pub every: bool,
+    /// Of the tokens, so many at the end are guessed; the logits from the one before them are wanted.
+    pub drafts: usize,
 }
 
 impl Work {
     /// Rows of logits.
     #[must_use]
     pub fn rows(&self) -> usize {
-        if self.every { self.tokens } else { usize::from(self.last) }
+        if self.every { self.tokens } else { usize::from(self.last) + self.drafts }
     }
 }
 
@@ -115,6 +119,10 @@ struct Entry {
     chain: Vec<PageKey>,
     /// Tokens from the first whose following logits are all wanted.
     score: usize,
+    /// Pages from the first whose content has been named.
+    named: usize,
+    /// Tokens guessed to follow.
+    drafts: Vec<u32>,
 }
 
 impl Entry {
@@ -139,6 +147,10 @@ pub struct Totals {
     pub queried: u64,
     /// Tokens found there.
     pub hit: u64,
+    /// Tokens guessed that ran.
+    pub drafted: u64,
+    /// Of those, the ones that came.
+    pub accepted: u64,
 }
 
 /// Sequences, waiting and running, and their pages.
@@ -239,7 +251,15 @@ impl Scheduler {
         score: usize,
     ) -> Result<(), Misfit> {
         Self::fits(&self.limits, tokens.len())?;
-        let entry = Entry { tokens, computed: 0, pages: Vec::new(), chain: vec![root], score };
+        let entry = Entry {
+            tokens,
+            computed: 0,
+            pages: Vec::new(),
+            chain: vec![root],
+            score,
+            named: 0,
+            drafts: Vec::new(),
+        };
         self.waiting.insert(id, entry);
         Ok(())
     }
@@ -249,6 +269,28 @@ impl Scheduler {
         if let Some(entry) = self.running.get_mut(&id) {
             entry.tokens.push(token);
         }
+    }
+
+    /// Guesses what follows a running sequence; it runs with the next token if there is room.
+    pub fn guess(&mut self, id: SequenceId, drafts: Vec<u32>) {
+        if let Some(entry) = self.running.get_mut(&id) {
+            entry.drafts = drafts;
+            entry.drafts.truncate(self.limits.drafts);
+        }
+    }
+
+    /// The next guessed token is the one that was chosen and pushed: what ran with it counts.
+    pub fn accept(&mut self, id: SequenceId) {
+        if let Some(entry) = self.running.get_mut(&id) {
+            entry.computed += 1;
+            self.totals.accepted += 1;
+        }
+    }
+
+    /// The tokens guessed to follow a running sequence.
+    #[must_use]
+    pub fn drafts(&self, id: SequenceId) -> &[u32] {
+        self.running.get(&id).map_or(&[], |entry| &entry.drafts)
     }
 
     /// Removes a sequence wherever it stands; its pages are free at once.
@@ -292,14 +334,41 @@ impl Scheduler {
             tokens = tokens.min(budget.rows);
         }
         let last = from + tokens == known;
-        let work = Work { id, from, tokens, last, every };
+        let mut work = Work { id, from, tokens, last, every, drafts: 0 };
         if tokens == 0 || work.rows() > budget.rows || !self.grow(id, from + tokens, step) {
             return;
         }
-        budget.tokens -= tokens;
-        budget.rows -= work.rows();
         self.name_pages(id, from + tokens, step);
+        work.drafts = self.room_to_guess(&work, budget);
+        work.tokens += work.drafts;
+        budget.tokens -= work.tokens;
+        budget.rows -= work.rows();
         step.work.push(work);
+    }
+
+    /// How many of a sequence's guesses run: as many as budget and free pages hold, at nobody's
+    /// cost.
+    fn room_to_guess(&mut self, work: &Work, budget: &Budget) -> usize {
+        let Some(entry) = self.running.get_mut(&work.id) else { return 0 };
+        let verified = work.from + work.tokens;
+        let mut drafts = entry.drafts.len();
+        drafts = drafts.min(budget.tokens - work.tokens);
+        drafts = drafts.min(budget.rows.saturating_sub(work.rows()));
+        if !work.last || work.every {
+            drafts = 0;
+        }
+        // Kept pages are worth more than guesses.
+        let blank = self.pool.num_free() - self.pool.num_kept();
+        let pages = entry.pages.len() + blank;
+        drafts = drafts.min((pages * self.limits.page_tokens).saturating_sub(verified));
+        let needed = self.pool.pages_for(verified + drafts);
+        while entry.pages.len() < needed {
+            let Some(page) = self.pool.take() else { break };
+            entry.pages.push(page);
+        }
+        entry.drafts.truncate(drafts);
+        self.totals.drafted += drafts as u64;
+        drafts
     }
 
     /// Gets the pages for `tokens` tokens, at the cost of the youngest that is not in the step.
@@ -321,7 +390,8 @@ impl Scheduler {
         if let Some(mut entry) = self.running.remove(&id) {
             let pages = std::mem::take(&mut entry.pages);
             self.release(&pages);
-            entry.computed = 0;
+            (entry.computed, entry.named) = (0, 0);
+            entry.drafts.clear();
             self.waiting.insert(id, entry);
             self.totals.preemptions += 1;
             step.preempted.push(id);
@@ -333,7 +403,8 @@ impl Scheduler {
     fn name_pages(&mut self, id: SequenceId, computed: usize, step: &mut Step) {
         let page_tokens = self.limits.page_tokens;
         let Some(entry) = self.running.get_mut(&id).filter(|_| self.limits.shares) else { return };
-        for i in entry.computed / page_tokens..computed / page_tokens {
+        for i in std::mem::replace(&mut entry.named, computed / page_tokens)..computed / page_tokens
+        {
             let key = entry.key(i, page_tokens);
             if self.pool.find(&key).is_none() {
                 self.pool.name(entry.pages[i], key);
@@ -359,7 +430,7 @@ impl Scheduler {
         }
         let Some(mut entry) = self.waiting.remove(&id) else { return false };
         shared.iter().for_each(|&page| self.pool.hold(page));
-        entry.computed = shared.len() * self.limits.page_tokens;
+        (entry.computed, entry.named) = (shared.len() * self.limits.page_tokens, shared.len());
         entry.pages = shared;
         entry.pages.extend((0..needed).map_while(|_| self.pool.take()));
         if self.limits.shares {
@@ -384,11 +455,11 @@ impl Scheduler {
         (0..most).map_while(|i| self.pool.find(&entry.key(i, page_tokens))).collect()
     }
 
-    /// The step has run.
+    /// The step has run; guesses count when they are accepted.
     pub fn done(&mut self, step: &Step) {
         for work in &step.work {
             if let Some(entry) = self.running.get_mut(&work.id) {
-                entry.computed = work.from + work.tokens;
+                entry.computed = work.from + work.tokens - work.drafts;
             }
         }
     }

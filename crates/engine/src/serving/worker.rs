@@ -1,6 +1,6 @@
 //! The engine on a thread of its own: requests go in by a channel, events come out by a function.
 
-use super::engine::{Asked, Engine, Event, RequestId, StepReport};
+use super::engine::{Asked, Engine, Event, RequestId, StepReport, Waited};
 use super::scheduler::Limits;
 use crate::Error;
 use std::collections::HashMap;
@@ -237,6 +237,8 @@ struct Client {
     sink: Sink,
     /// Sequences and tokens that still count as waiting.
     waits: Option<(usize, usize)>,
+    /// What has run since it came, until its first token.
+    waited: Option<Waited>,
 }
 
 struct Worker {
@@ -276,6 +278,11 @@ impl Worker {
         if rows > 0 {
             self.queue.ran(rows, took);
         }
+        for (&id, client) in &mut self.clients {
+            if let Some(waited) = &mut client.waited {
+                waited.add(id, &report.work);
+            }
+        }
         for (id, event) in events {
             let at = if matches!(event, Event::Started { .. }) { started } else { ended };
             self.tell(id, Stamped { at, event });
@@ -290,6 +297,11 @@ impl Worker {
         {
             self.queue.leave(sequences, tokens);
         }
+        if matches!(told.event, Event::Token(_) | Event::Pooled(_))
+            && let Some(waited) = client.waited.take()
+        {
+            (client.sink)(Stamped { at: told.at, event: Event::Waited(waited) });
+        }
         let failed = matches!(told.event, Event::Failed(_));
         (client.sink)(told);
         if failed {
@@ -301,7 +313,8 @@ impl Worker {
         match command {
             Command::Submit { id, asked, cost, sink } => {
                 let waits = Some((asked.request.sequences, cost));
-                self.clients.insert(id, Client { sink, waits });
+                let waited = Some(Waited::default());
+                self.clients.insert(id, Client { sink, waits, waited });
                 if let Err(error) = self.engine.submit(id, *asked) {
                     self.tell(id, Stamped { at: Instant::now(), event: Event::Failed(error) });
                 }
