@@ -181,6 +181,91 @@ class Llama:
         return torch.cat((z.real, z.imag), -1)
 
 
+class Gemma:
+    """Norms before and behind the branches and on heads, a window with its own theta, tanh-GELU gate, scaled embeddings, bent logits."""
+
+    config = dict(kind="transformer", vocabulary=37, hidden=16, layers=2, heads=4, kv_heads=2, mlp=48,
+                  context=12, norm="rms_norm", norm_eps=1e-6, mlp_kind="geglu_tanh", positions="rotary",
+                  rope_theta=10000.0, biases=False, tied=True, qk_norm=True, post_norm=True,
+                  embedding_scale=4.0, scores=6.0, window=5, window_layers=[0], window_theta=100.0, soft_cap=3.0)
+
+    def shapes(self):
+        c, f, kv = 16, 48, 8
+        out = {"tok_emb.weight": (37, c)}
+        for i in range(2):
+            out |= {f"layers.{i}.{name}.weight": shape for name, shape in (
+                ("norm1", (c,)), ("attn.qkv", (c + 2 * kv, c)), ("attn.q_norm", (4,)), ("attn.k_norm", (4,)),
+                ("attn.out", (c, c)), ("attn.post_norm", (c,)), ("mlp.post_norm", (c,)), ("norm2", (c,)),
+                ("mlp.gate", (f, c)), ("mlp.up", (f, c)), ("mlp.down", (c, f)))}
+        return out | {"norm.weight": (c,)}
+
+    @staticmethod
+    def rotate(x, theta):
+        t, d = x.shape[-2:]
+        angle = torch.outer(torch.arange(t, dtype=x.dtype), theta ** (-torch.arange(0, d, 2, dtype=x.dtype) / d))
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1)
+
+    def logits(self, p, inputs):
+        b, t = inputs.shape
+        linear = lambda name, x: F.linear(x, p[name + ".weight"])
+        norm = lambda name, x: F.rms_norm(x, x.shape[-1:], p[name + ".weight"], 1e-6)
+        heads = lambda x: x.view(b, t, -1, 4).transpose(1, 2)
+        place = torch.arange(t)
+        behind = place[:, None] - place[None, :]
+        x = p["tok_emb.weight"][inputs] * 4.0
+        for i in range(2):
+            at = f"layers.{i}."
+            q, k, v = linear(at + "attn.qkv", norm(at + "norm1", x)).split((16, 8, 8), -1)
+            theta, window = (100.0, 5) if i == 0 else (10000.0, 1000)
+            q = self.rotate(norm(at + "attn.q_norm", heads(q)), theta)
+            k = self.rotate(norm(at + "attn.k_norm", heads(k)), theta)
+            seen = (behind >= 0) & (behind < window)
+            y = F.scaled_dot_product_attention(q, k, heads(v), attn_mask=seen, scale=6.0 ** -0.5, enable_gqa=True)
+            x = x + norm(at + "attn.post_norm", linear(at + "attn.out", y.transpose(1, 2).reshape(b, t, 16)))
+            n = norm(at + "norm2", x)
+            inner = F.gelu(linear(at + "mlp.gate", n), approximate="tanh") * linear(at + "mlp.up", n)
+            x = x + norm(at + "mlp.post_norm", linear(at + "mlp.down", inner))
+        return 3.0 * torch.tanh(F.linear(norm("norm", x), p["tok_emb.weight"]) / 3.0)
+
+    def witness(self, p, inputs):
+        """The same logits a row at a time, attention written out head by head."""
+        return torch.stack([self.one(p, row) for row in inputs])
+
+    def one(self, p, ids):
+        rms = lambda name, x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * p[name + ".weight"]
+        t = len(ids)
+        x = p["tok_emb.weight"][ids] * 4.0
+        for i in range(2):
+            at = f"layers.{i}."
+            qkv = rms(at + "norm1", x) @ p[at + "attn.qkv.weight"].T
+            base = torch.tensor([1.0, 0.1 if i == 0 else 0.01], dtype=x.dtype)
+            y = torch.zeros(t, 16, dtype=x.dtype)
+            for h in range(4):
+                part = lambda start: qkv[:, start:start + 4]
+                q = self.turn(rms(at + "attn.q_norm", part(4 * h)), base)
+                k = self.turn(rms(at + "attn.k_norm", part(16 + 4 * (h // 2))), base)
+                v = part(24 + 4 * (h // 2))
+                for n in range(t):
+                    first = max(0, n - 4) if i == 0 else 0
+                    w = torch.softmax(torch.stack([q[n] @ k[m] / math.sqrt(6.0) for m in range(first, n + 1)]), 0)
+                    y[n, 4 * h:4 * h + 4] = w @ v[first:n + 1]
+            x = x + rms(at + "attn.post_norm", y @ p[at + "attn.out.weight"].T)
+            n = rms(at + "norm2", x)
+            g = n @ p[at + "mlp.gate.weight"].T
+            g = 0.5 * g * (1 + torch.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g ** 3)))
+            x = x + rms(at + "mlp.post_norm", (g * (n @ p[at + "mlp.up.weight"].T)) @ p[at + "mlp.down.weight"].T)
+        z = rms("norm", x) @ p["tok_emb.weight"].T
+        return 3.0 * (1 - 2 / (1 + torch.exp(2 * z / 3.0)))
+
+    @staticmethod
+    def turn(x, base):
+        z = torch.complex(x[:, :2], x[:, 2:])
+        angle = torch.outer(torch.arange(len(x), dtype=x.dtype), base)
+        z = z * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((z.real, z.imag), -1)
+
+
 class Rnn:
     """Elman network: h(t) = tanh(W_ih x(t) + b_ih + W_hh h(t-1) + b_hh), h(-1) = 0; untied head with bias."""
 
@@ -291,7 +376,8 @@ def main():
         sys.exit(f"PyTorch {torch.__version__} is installed, {TORCH} is expected: run scripts/setup")
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, network, seed in (("transformer", Transformer(), 11), ("rnn", Rnn(), 12), ("llama", Llama(), 13)):
+    for name, network, seed in (("transformer", Transformer(), 11), ("rnn", Rnn(), 12), ("llama", Llama(), 13),
+                                ("gemma", Gemma(), 14)):
         path, fixture = FOLDER / f"{name}.json", make(network, seed)
         new = text(fixture)
         if check and path.read_text() != new:

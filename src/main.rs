@@ -36,7 +36,7 @@ enum Command {
     /// Turn mail or text into a data set, and look into one
     Data(cmd::data::DataArgs),
     /// Train one model on a data set
-    Train(cmd::train::TrainArgs),
+    Train(Box<cmd::train::TrainArgs>),
     /// Score a model on one side of a data set: nats/token, perplexity, exact accuracy
     Eval(cmd::eval::EvalArgs),
     /// Train and score several models on the same data and report what can be concluded
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     };
     let done = cmd::choose_isa(cli.isa.as_deref()).and_then(|()| match cli.command {
         Command::Data(args) => cmd::data::run(args),
-        Command::Train(args) => cmd::train::run(args),
+        Command::Train(args) => cmd::train::run(*args),
         Command::Eval(args) => cmd::eval::run(args),
         Command::Compare(args) => cmd::compare::run(&args),
         Command::CompareDecoding(args) => cmd::compare_decoding::run(&args),
@@ -143,7 +143,7 @@ mod tests {
             one_line(error.render().to_string().trim_start_matches("error:"))
         };
         let missing = error(&["autoreg", "train"]);
-        assert!(missing.contains("--data <DIR>, --out <DIR>"), "{missing}");
+        assert!(missing.contains("--data <DIR>") && missing.contains("--out <DIR>"), "{missing}");
         assert!(missing.ends_with("see `autoreg train --help`"), "{missing}");
         let near = error(&["autoreg", "eval", "m", "--dta", "d"]);
         assert!(near.contains("'--dta'") && near.contains("'--data'"), "{near}");

@@ -111,9 +111,7 @@ fn rules(args: &ChatArgs, opened: &Opened) -> Result<Rules, CliError> {
         .decoding
         .rules()
         .map_err(|e| CliError { message: e.to_string(), code: e.exit_code() })?;
-    let specials = opened.tokenizer.specials();
-    let never = [specials.pad, specials.bos].into_iter().flatten();
-    let ids: Vec<u32> = never.filter(|id| !opened.ends.contains(id)).collect();
+    let ids = opened.never(false);
     let mut chain = asked.chain().to_vec();
     if !ids.is_empty() {
         chain.insert(0, Rule::Ban { ids });
@@ -170,7 +168,7 @@ impl Conversation<'_> {
         let (mut ids, mut run) = (Vec::new(), String::new());
         for stretch in self.template.stretches(&self.messages, true)? {
             let text = match stretch {
-                Stretch::Said(text) => {
+                Stretch::Said(_, text) => {
                     run.push_str(&text);
                     continue;
                 }

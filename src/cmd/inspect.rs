@@ -81,7 +81,8 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
 }
 
 fn published(path: &Path) -> Result<Facts, CliError> {
-    let checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
+    let mut checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
+    checkpoint.keep_quantised().map_err(CliError::input)?;
     let config = checkpoint.model_config();
     Ok(Facts {
         format: match checkpoint.source {

@@ -60,7 +60,8 @@ impl Opened {
     }
 
     fn published(path: &Path) -> Result<Self, CliError> {
-        let checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
+        let mut checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
+        checkpoint.keep_quantised().map_err(CliError::input)?;
         for note in &checkpoint.notes {
             term::note(&format!("note: {note}"));
         }

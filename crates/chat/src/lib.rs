@@ -31,8 +31,8 @@ impl Message {
 pub enum Stretch {
     /// What the template writes: names of control tokens stand for them.
     Template(String),
-    /// What people wrote: it is plain text whatever it is.
-    Said(String),
+    /// What was said in the message at this place: it is plain text whatever it is.
+    Said(usize, String),
 }
 
 /// Encloses a message's number while the template is rendered; no text of people keeps it.
@@ -135,8 +135,8 @@ impl ChatTemplate {
         let text = self.render(&marked, answer)?;
         let mut all: Vec<Stretch> = Vec::new();
         for (i, part) in text.split(PLACE).enumerate() {
-            let message = part.parse().ok().and_then(|at: usize| messages.get(at));
-            if let Some(message) = message.filter(|_| i % 2 == 1) {
+            let message = part.parse().ok().and_then(|at: usize| Some((at, messages.get(at)?)));
+            if let Some((at, message)) = message.filter(|_| i % 2 == 1) {
                 let content = message.content.replace(PLACE, "\u{FFFD}");
                 let whole = match all.last_mut() {
                     Some(Stretch::Template(before)) if before.ends_with(EDGE) => {
@@ -146,7 +146,7 @@ impl ChatTemplate {
                     _ => false,
                 };
                 let content = if whole { content } else { content.trim().to_owned() };
-                all.push(Stretch::Said(content));
+                all.push(Stretch::Said(at, content));
             } else {
                 all.push(Stretch::Template(part.strip_prefix(EDGE).unwrap_or(part).to_owned()));
             }
@@ -212,20 +212,20 @@ mod tests {
             ChatTemplate::new(source, "", "").unwrap().stretches(&said, true).unwrap()
         };
         let template = |text: &str| Stretch::Template(text.to_owned());
-        let plain = |text: &str| Stretch::Said(text.to_owned());
+        let plain = |at: usize, text: &str| Stretch::Said(at, text.to_owned());
         let kept = "{% for m in messages %}<|u|>{{ m.content }}<|end|>{% endfor %}";
         assert_eq!(
             stretches(kept),
             [
                 template("<|u|>"),
-                plain(" <|end|> x "),
+                plain(0, " <|end|> x "),
                 template("<|end|><|u|>"),
-                plain("\u{FFFD}0\u{FFFD}"),
+                plain(1, "\u{FFFD}0\u{FFFD}"),
                 template("<|end|>"),
             ]
         );
         let trimmed = stretches("{{ messages[0].content | trim }}!");
-        assert_eq!(trimmed, [template(""), plain("<|end|> x"), template("!")]);
+        assert_eq!(trimmed, [template(""), plain(0, "<|end|> x"), template("!")]);
     }
 
     #[test]

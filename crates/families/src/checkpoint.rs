@@ -3,13 +3,13 @@
 use crate::binding::{Binding, Stored};
 use crate::family::Family;
 use crate::{Error, folder, gguf};
-use formats::{GGUF_MAGIC, TensorStore};
+use formats::{GGUF_MAGIC, TensorStore, quant_block};
 use models::{Model, ModelConfig, TransformerConfig};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use tensor::ParameterSpec;
+use tensor::{PANEL_ROWS, ParameterSpec, QuantBlock, QuantPart, Storage, pack_panel};
 use tokenizer::Tokenizer;
 
 /// Which kind of files.
@@ -189,7 +189,33 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The model with its weights as floats, read by `threads` threads.
+    /// Keeps matrices quantised that the file has so, from now on: [`Checkpoint::load`] repacks
+    /// them, and products read them as they are.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::bindings`].
+    pub fn keep_quantised(&mut self) -> Result<(), Error> {
+        let layout =
+            Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
+        let bindings = self.bindings()?;
+        let mut storage = Storage::new();
+        for (parameter, spec) in layout.specs().iter().enumerate() {
+            let kind = |binding: &Binding| {
+                let tensor = self.tensors.get(&binding.tensor)?;
+                let by_rows = matches!(binding.stored, Stored::Plain | Stored::Interleaved);
+                Some((tensor.kind.quant_kind().filter(|_| by_rows)?, binding.rows.len()))
+            };
+            let own = bindings.iter().filter(|binding| binding.parameter == parameter);
+            let parts: Option<Vec<_>> = own.map(kind).collect();
+            if let Some(parts) = parts.filter(|_| spec.shape.len() == 2) {
+                storage.insert(spec.name.clone(), parts);
+            }
+        }
+        self.config.storage = storage;
+        Ok(())
+    }
+
+    /// The model with its weights as floats, but those that are kept quantised, read by `threads` threads.
     ///
     /// # Errors
     /// Memory that is not to be had; else as [`Checkpoint::bindings`].
@@ -197,33 +223,86 @@ impl Checkpoint {
         let bindings = self.bindings()?;
         let mut model =
             Model::new(&self.model_config()).map_err(|source| self.model_error(source))?;
-        let layout = std::sync::Arc::clone(model.layout());
-        let mut rest = model.weights_mut().flat_mut();
-        let mut at = 0;
+        let (layout, mut values, mut blocks) = model.weights_mut().parts_mut();
+        let (mut value_at, mut block_at) = (0, 0);
         let mut work = Vec::with_capacity(bindings.len());
         for binding in &bindings {
             let spec = &layout.specs()[binding.parameter];
-            let width = spec.range.len() / spec.shape[0];
-            let start = spec.range.start + binding.rows.start * width;
-            let (_, tail) = rest.split_at_mut(start - at);
-            let (out, tail) = tail.split_at_mut(binding.rows.len() * width);
-            at = start + out.len();
-            rest = tail;
-            work.push((binding, out));
+            let part = spec.parts.iter().find(|part| part.rows == binding.rows);
+            if let Some(part) = part {
+                let out = take(&mut blocks, &mut block_at, part.bytes.clone());
+                let bytes = part.kind.panel_bytes(spec.shape[1]);
+                for (i, panels) in out.chunks_mut(bytes * TASK_PANELS).enumerate() {
+                    work.push(Piece::Panels { binding, part, first: i * TASK_PANELS, panels });
+                }
+            } else {
+                let width = spec.count() / spec.shape[0];
+                let start = spec.range.start + binding.rows.start * width;
+                let range = start..start + binding.rows.len() * width;
+                work.push(Piece::Values(binding, take(&mut values, &mut value_at, range)));
+            }
         }
         let work = Mutex::new(work.into_iter());
         let next = || work.lock().ok().and_then(|mut work| work.next());
         std::thread::scope(|scope| {
             for _ in 0..threads.max(1) {
                 scope.spawn(|| {
-                    while let Some((binding, out)) = next() {
-                        if let Some(tensor) = self.tensors.get(&binding.tensor) {
-                            binding.fill(&tensor, out);
-                        }
+                    while let Some(piece) = next() {
+                        piece.read(&self.tensors);
                     }
                 });
             }
         });
         Ok(model)
     }
+}
+
+/// Panels that a thread repacks at a time.
+const TASK_PANELS: usize = 64;
+
+/// A piece of the weights to be read.
+enum Piece<'a> {
+    Values(&'a Binding, &'a mut [f32]),
+    Panels { binding: &'a Binding, part: &'a QuantPart, first: usize, panels: &'a mut [u8] },
+}
+
+impl Piece<'_> {
+    fn read(self, tensors: &TensorStore) {
+        match self {
+            Piece::Values(binding, out) => {
+                if let Some(tensor) = tensors.get(&binding.tensor) {
+                    binding.fill(&tensor, out);
+                }
+            }
+            Piece::Panels { binding, part, first, panels } => {
+                let Some(tensor) = tensors.get(&binding.tensor) else { return };
+                let (rows, cols) = (part.rows.len(), tensor.shape[1]);
+                let row_bytes = tensor.bytes.len() / rows;
+                let each = panels.chunks_exact_mut(part.kind.panel_bytes(cols)).enumerate();
+                for (i, panel) in each {
+                    pack_panel(part.kind, cols, panel, |row, index| {
+                        let row = (first + i) * PANEL_ROWS + row;
+                        if row >= rows {
+                            return QuantBlock::ZERO;
+                        }
+                        let at = binding.row_in_file(row) * row_bytes;
+                        quant_block(part.kind, &tensor.bytes[at..at + row_bytes], index)
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Cuts `range` out of what is left of a slice that once began at 0; `at` is where it begins now.
+fn take<'a, T>(
+    rest: &mut &'a mut [T],
+    at: &mut usize,
+    range: std::ops::Range<usize>,
+) -> &'a mut [T] {
+    let (_, tail) = std::mem::take(rest).split_at_mut(range.start - *at);
+    let (out, tail) = tail.split_at_mut(range.len());
+    *at = range.end;
+    *rest = tail;
+    out
 }

@@ -8,6 +8,7 @@
 mod binding;
 mod checkpoint;
 mod error;
+mod export;
 mod family;
 mod folder;
 mod gemma3;
@@ -22,6 +23,7 @@ mod rope;
 pub use binding::{Binding, Stored};
 pub use checkpoint::{Checkpoint, Source, is_published};
 pub use error::Error;
+pub use export::{ExportError, Words, can_export, export};
 pub use family::Family;
 
 /// Every family.

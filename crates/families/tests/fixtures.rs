@@ -34,7 +34,7 @@ fn logits(model: &Model, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
         batch.push_inputs(&ids[past..past + len], past, 0);
         let mut out = vec![0.0; len * model.config().vocab_size()];
         let rows: Vec<usize> = (0..len).collect();
-        runner.logits(model, &batch, &mut caches, &rows, &mut out);
+        runner.logits(model, &batch, &mut caches[..], &rows, &mut out);
         all.extend(out);
         past += len;
     }

@@ -92,14 +92,13 @@ fn q8_0(b: &[u8; 34], y: &mut [f32; 32]) {
 }
 
 /// Scale and minimum number `j` of eight, six bits each in twelve bytes.
-fn six_bits(packed: &[u8], j: usize) -> (f32, f32) {
-    let (scale, min) = if j < 4 {
+pub(crate) fn six_bits(packed: &[u8], j: usize) -> (u8, u8) {
+    if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {
         let scale = packed[j + 4] & 15 | packed[j - 4] >> 6 << 4;
         (scale, packed[j + 4] >> 4 | packed[j] >> 6 << 4)
-    };
-    (f32::from(scale), f32::from(min))
+    }
 }
 
 fn q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
@@ -107,7 +106,7 @@ fn q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
     for (pair, (q, y)) in b[16..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
         for half in 0..2 {
             let (scale, min) = six_bits(packed, 2 * pair + half);
-            let (scale, min) = (d * scale, m * min);
+            let (scale, min) = (d * f32::from(scale), m * f32::from(min));
             for (v, q) in y[32 * half..].iter_mut().zip(q) {
                 *v = scale * f32::from(q >> (4 * half) & 15) - min;
             }
@@ -120,7 +119,7 @@ fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
     for (pair, (q, y)) in b[48..].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
         for half in 0..2 {
             let (scale, min) = six_bits(packed, 2 * pair + half);
-            let (scale, min) = (d * scale, m * min);
+            let (scale, min) = (d * f32::from(scale), m * f32::from(min));
             for ((v, q), h) in y[32 * half..].iter_mut().zip(q).zip(high) {
                 let fifth = (h >> (2 * pair + half) & 1) << 4;
                 *v = scale * f32::from(q >> (4 * half) & 15 | fifth) - min;

@@ -4,6 +4,7 @@
 //! whole new one. A [`TensorStore`] is what a model is loaded from: types and raw bytes by name,
 //! and [`dequantise`] for whoever wants floats. Nothing here knows models.
 
+mod blocks;
 mod dequantise;
 mod folder;
 mod gguf;
@@ -14,6 +15,7 @@ mod shards;
 mod store;
 mod tensors;
 
+pub use blocks::quant_block;
 pub use dequantise::dequantise;
 pub use folder::{hint, replace_file, replace_folder, sync_folder};
 pub use gguf::{GGUF_MAGIC, Gguf};

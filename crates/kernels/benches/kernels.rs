@@ -58,7 +58,7 @@ fn main() {
         let (mut losses, mut dx) = (vec![0.0; rows], vec![0.0; rows * width]);
         let (mut dw, mut db) = (vec![0.0; vocab * width], vec![0.0; vocab]);
         let mut work = vec![0.0; head_workspace(width, vocab, true)];
-        let shape = HeadShape { rows, width, vocab };
+        let shape = HeadShape { rows, width, vocab, soft_cap: None };
         let flops = 6.0 * (rows * width * vocab) as f64;
         report(&format!("head {rows}×{width}×{vocab}, with gradients"), flops, || {
             let (d_x, d_weight, d_bias) = (&mut dx[..], &mut dw[..], &mut db[..]);

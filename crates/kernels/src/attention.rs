@@ -8,7 +8,7 @@
 
 use crate::lanes::{LANES, Lanes, stamp};
 use crate::math;
-use crate::matmul::{Init, Strided, block};
+use crate::matmul::{Init, Strided, block, gather_raw};
 use crate::split::Split;
 use crate::team::Team;
 
@@ -29,7 +29,7 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// What scores are multiplied by, 1/√D as a rule.
     pub scale: f32,
-    /// Positions that a query sees, its own counted; all before it when absent. Inference only.
+    /// Positions that a query sees, its own counted; all before it when absent.
     pub window: Option<usize>,
 }
 
@@ -166,6 +166,8 @@ pub fn attention_forward(
         let (running, rest) = rest.split_at_mut(3 * LINE);
         let (key_rows, value_rows) = rest.split_at_mut(KEY_TILE * d);
         let count = LINE.min(segment.queries - first);
+        // Lanes beyond the queries are not computed: one query costs a quarter of a line.
+        let lanes = count.next_multiple_of(LANES);
         let row = segment.row + first;
         turn(&q[row * q_stride + head * d..], q_stride, count, d, shape.scale, turned);
         running[..LINE].fill(f32::NEG_INFINITY);
@@ -188,12 +190,13 @@ pub fn attention_forward(
                     scores.as_mut_ptr(),
                     LINE,
                     keys,
-                    LINE,
+                    lanes,
                     d,
                     Init::Zero,
                 );
                 softmax_tile(
                     &mut scores[..keys * LINE],
+                    lanes,
                     running,
                     masked_from(tile, keys, position),
                     outside(shape, tile, position, count),
@@ -239,7 +242,6 @@ pub fn attention_backward(
     let (h, g, d) = (shape.heads, shape.kv_heads, shape.head_dim);
     let stride = (h + 2 * g) * d;
     let rows = out.len() / (h * d);
-    assert!(shape.window.is_none(), "attention: no gradient with a window");
     assert!(qkv.len() == rows * stride && d_qkv.len() == qkv.len(), "attention: R×(H+2G)D");
     assert!(d_out.len() == out.len() && lse.len() == h * rows, "attention: R×HD and H×R");
     assert!(sequences.iter().all(|s| s.0 + s.1 <= rows), "attention: sequences lie in the batch");
@@ -294,6 +296,10 @@ pub fn attention_backward(
                 gather(&qkv[k_at..], stride, keys, d, k_rows);
                 gather(&qkv[v_at..], stride, keys, d, v_rows);
                 for first in (tile..tokens).step_by(LINE) {
+                    let first_tile = shape.first_seen(first) / KEY_TILE * KEY_TILE;
+                    if tile < first_tile {
+                        break;
+                    }
                     let count = LINE.min(tokens - first);
                     let at = first * d;
                     // SAFETY: scratch holds whole lines and whole tiles.
@@ -317,7 +323,7 @@ pub fn attention_backward(
                             &log_sums,
                             delta,
                             shape.scale,
-                            mask,
+                            [mask, outside(shape, tile, first, count)],
                         );
                         let start = if first == tile { Init::Zero } else { Init::Keep };
                         let gradient = |lines: &[f32], rows: &[f32], out: &mut [f32]| {
@@ -328,7 +334,7 @@ pub fn attention_backward(
                         gradient(p, d_rows, d_v);
                         gradient(ds, q_rows, d_k);
                         let a = Strided { start: ds.as_ptr(), row: 1, col: LINE };
-                        let start = if tile == 0 { Init::Zero } else { Init::Keep };
+                        let start = if tile == first_tile { Init::Zero } else { Init::Keep };
                         let c = d_q[at..].as_mut_ptr();
                         block(a, k_rows.as_ptr(), d, c, d, count, d, keys, start);
                     }
@@ -350,9 +356,12 @@ pub fn attention_backward(
 
 /// Copies `count` rows of `d` values, `stride` apart, end to end.
 fn gather(from: &[f32], stride: usize, count: usize, d: usize, to: &mut [f32]) {
-    for (i, row) in to.chunks_exact_mut(d).take(count).enumerate() {
-        row.copy_from_slice(&from[i * stride..i * stride + d]);
+    if count == 0 {
+        return;
     }
+    assert!((count - 1) * stride + d <= from.len() && count * d <= to.len(), "rows inside");
+    // SAFETY: all rows lie inside both, by the check above.
+    unsafe { gather_raw(from.as_ptr(), stride, to.as_mut_ptr(), d, d, count) }
 }
 
 /// Writes rows of `d` values to places `stride` apart, or adds them there.
@@ -436,13 +445,14 @@ const IOTA: [f32; LINE] = {
 #[inline(always)]
 unsafe fn softmax_tile_body<S: Lanes>(
     scores: &mut [f32],
+    lanes: usize,
     running: &mut [f32],
     mask: Option<f32>,
     outside: Option<f32>,
 ) {
     // SAFETY: whole lines.
     unsafe {
-        for i in 0..VECS {
+        for i in 0..lanes / LANES {
             let old = S::load(running.as_ptr().add(i * LANES));
             let lane = S::load(IOTA.as_ptr().add(i * LANES));
             let mut max = old;
@@ -482,12 +492,18 @@ unsafe fn softmax_tile_body<S: Lanes>(
     }
 }
 stamp!(fn softmax_tile_raw(
-    scores: &mut [f32], running: &mut [f32], mask: Option<f32>, outside: Option<f32>
+    scores: &mut [f32], lanes: usize, running: &mut [f32], mask: Option<f32>, outside: Option<f32>
 ) = softmax_tile_body);
-fn softmax_tile(scores: &mut [f32], running: &mut [f32], mask: Option<f32>, outside: Option<f32>) {
-    assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE);
-    // SAFETY: whole lines.
-    unsafe { softmax_tile_raw(scores, running, mask, outside) }
+fn softmax_tile(
+    scores: &mut [f32],
+    lanes: usize,
+    running: &mut [f32],
+    mask: Option<f32>,
+    outside: Option<f32>,
+) {
+    assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE && lanes <= LINE);
+    // SAFETY: whole lines, of which the first lanes are touched.
+    unsafe { softmax_tile_raw(scores, lanes, running, mask, outside) }
 }
 
 /// p: scores → probabilities; ds: d_probability → d_score = p·(ds - δ)·scale.
@@ -498,7 +514,7 @@ unsafe fn score_gradients_body<S: Lanes>(
     log_sums: &[f32; LINE],
     delta: &[f32],
     scale: f32,
-    mask: Option<f32>,
+    [mask, outside]: [Option<f32>; 2],
 ) {
     // SAFETY: whole lines.
     unsafe {
@@ -513,6 +529,9 @@ unsafe fn score_gradients_body<S: Lanes>(
                 if let Some(shift) = mask {
                     e = e.keep_at_least(lane, S::splat(j as f32 - shift));
                 }
+                if let Some(shift) = outside {
+                    e = e.keep_at_least(S::splat(j as f32 + shift - 1.0), lane);
+                }
                 e.store(p);
                 e.mul(S::load(ds).sub(delta)).mul(S::splat(scale)).store(ds);
             }
@@ -521,7 +540,7 @@ unsafe fn score_gradients_body<S: Lanes>(
 }
 stamp!(fn score_gradients_raw(
     p: &mut [f32], ds: &mut [f32], log_sums: &[f32; LINE], delta: &[f32], scale: f32,
-    mask: Option<f32>
+    hidden: [Option<f32>; 2]
 ) = score_gradients_body);
 fn score_gradients(
     p: &mut [f32],
@@ -529,11 +548,11 @@ fn score_gradients(
     log_sums: &[f32; LINE],
     delta: &[f32],
     scale: f32,
-    mask: Option<f32>,
+    hidden: [Option<f32>; 2],
 ) {
     assert!(p.len() == ds.len() && p.len().is_multiple_of(LINE) && delta.len() == LINE);
     // SAFETY: whole lines.
-    unsafe { score_gradients_raw(p, ds, log_sums, delta, scale, mask) }
+    unsafe { score_gradients_raw(p, ds, log_sums, delta, scale, hidden) }
 }
 
 #[cfg(test)]
@@ -654,23 +673,32 @@ mod tests {
         }
     }
 
-    /// Long sequences cross tiles: checked against the softmax Jacobian written out in f64.
     #[test]
-    fn backward_across_tiles() {
+    fn backward_across_tiles_and_windows() {
+        for window in [None, Some(1), Some(10), Some(64), Some(70), Some(149)] {
+            backward_across_tiles(window);
+        }
+    }
+
+    /// Long sequences cross tiles: checked against the softmax Jacobian written out in f64.
+    fn backward_across_tiles(window: Option<usize>) {
         let _level = crate::isa::hold();
-        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 3, scale: 0.5, window: None };
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 3, scale: 0.5, window };
         let (d, n) = (3, 150);
         let (qkv, d_out) = (values(n * 9, 5), values(n * 3, 6));
         let (q, k, v) =
             (head(&qkv, 0..n, 9, 0, d), head(&qkv, 0..n, 9, 3, d), head(&qkv, 0..n, 9, 6, d));
         let go: Vec<f64> = d_out.iter().map(|&x| f64::from(x)).collect();
-        let (o, l) = reference::attention(&q, &k, &v, d, 0, 0.5);
         let mut right = vec![0.0; n * 9];
         for i in 0..n {
-            let delta: f64 = (0..d).map(|c| go[i * d + c] * o[i * d + c]).sum();
-            for j in 0..=i {
-                let s: f64 = 0.5 * (0..d).map(|c| q[i * d + c] * k[j * d + c]).sum::<f64>();
-                let p = (s - l[i]).exp();
+            let seen = window.map_or(0, |w| (i + 1).saturating_sub(w))..=i;
+            let score = |j: usize| 0.5 * (0..d).map(|c| q[i * d + c] * k[j * d + c]).sum::<f64>();
+            let sum: f64 = seen.clone().map(|j| score(j).exp()).sum();
+            let share = |j: usize| score(j).exp() / sum;
+            let o = |c: usize| seen.clone().map(|j| share(j) * v[j * d + c]).sum::<f64>();
+            let delta: f64 = (0..d).map(|c| go[i * d + c] * o(c)).sum();
+            for j in seen.clone() {
+                let p = share(j);
                 let dp: f64 = (0..d).map(|c| go[i * d + c] * v[j * d + c]).sum();
                 let ds = p * (dp - delta) * 0.5;
                 for c in 0..d {

@@ -67,6 +67,10 @@ map_body!(gelu_grad_body, gelu_grad_raw, |x, d| {
 map_body!(add_body, add_raw, |a, b| a.add(b));
 map_body!(gelu_tanh_body, gelu_tanh_raw, |x| gelu_tanh(x));
 map_body!(gelu_gate_body, gelu_gate_raw, |gate, up| gelu_tanh(gate).mul(up));
+map_body!(gelu_tanh_grad_body, gelu_tanh_grad_raw, |x, d| d.mul(gelu_tanh_slope(x)));
+map_body!(gelu_gate_grad_body, gelu_gate_grad_raw, |gate, up, d| {
+    d.mul(up).mul(gelu_tanh_slope(gate))
+});
 
 /// x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2 = x·sigmoid(twice what tanh is taken of).
 #[inline(always)]
@@ -78,7 +82,21 @@ unsafe fn gelu_tanh<S: Lanes>(x: S) -> S {
     }
 }
 
-/// GELU by its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415). Inference only.
+/// The derivative of [`gelu_tanh`]: s + x·s·(1 - s)·z' with s = sigmoid(z), z twice what tanh is
+/// taken of.
+#[inline(always)]
+unsafe fn gelu_tanh_slope<S: Lanes>(x: S) -> S {
+    // SAFETY: as the caller's.
+    unsafe {
+        let square = x.mul(x);
+        let z = square.mul(x).fma(S::splat(0.044_715), x).mul(S::splat(1.595_769));
+        let slope = square.fma(S::splat(0.134_145), S::splat(1.0)).mul(S::splat(1.595_769));
+        let s = sigmoid(z);
+        x.mul(s).mul(S::splat(1.0).sub(s)).fma(slope, s)
+    }
+}
+
+/// GELU by its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415).
 pub fn gelu_tanh_forward(team: &Team, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "gelu: lengths");
     chunks(team, y, |at, y| {
@@ -87,8 +105,20 @@ pub fn gelu_tanh_forward(team: &Team, x: &[f32], y: &mut [f32]) {
     });
 }
 
+/// The gradient of [`gelu_tanh_forward`]: d_x, d_y given in place of it.
+pub fn gelu_tanh_backward(team: &Team, x: &[f32], d: &mut [f32]) {
+    assert_eq!(x.len(), d.len(), "gelu: lengths");
+    chunks(team, d, |at, d| {
+        // SAFETY: as the body: each vector of `d` is read before it is written.
+        unsafe {
+            let old = std::slice::from_raw_parts(d.as_ptr(), d.len());
+            gelu_tanh_grad_raw(d, &x[at..at + d.len()], old);
+        }
+    });
+}
+
 /// out = gelu(gate)·up for rows gate|up of 2·width values, GELU by its tanh approximation (Shazeer,
-/// arXiv 2002.05202). Inference only.
+/// arXiv 2002.05202).
 pub fn geglu_tanh_forward(team: &Team, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(gate_up.len(), 2 * out.len(), "geglu: lengths");
     row_chunks(team, out, width, |first, rows| {
@@ -101,7 +131,31 @@ pub fn geglu_tanh_forward(team: &Team, gate_up: &[f32], width: usize, out: &mut 
     });
 }
 
-/// x ← limit·tanh(x/limit): large values are bent towards ±limit. Inference only.
+/// The gradient of [`geglu_tanh_forward`]: rows d_gate|d_up.
+pub fn geglu_tanh_backward(
+    team: &Team,
+    gate_up: &[f32],
+    width: usize,
+    d_out: &[f32],
+    d_gate_up: &mut [f32],
+) {
+    assert!(gate_up.len() == 2 * d_out.len() && gate_up.len() == d_gate_up.len(), "geglu: lengths");
+    row_chunks(team, d_gate_up, 2 * width, |first, rows| {
+        for (i, d_row) in rows.chunks_exact_mut(2 * width).enumerate() {
+            let row = first + i;
+            let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
+            let d_out = &d_out[row * width..(row + 1) * width];
+            let (d_gate, d_up) = d_row.split_at_mut(width);
+            // SAFETY: equally long slices.
+            unsafe {
+                gelu_gate_grad_raw(d_gate, gate, up, d_out);
+                gelu_gate_raw(d_up, gate, d_out);
+            }
+        }
+    });
+}
+
+/// x ← limit·tanh(x/limit): large values are bent towards ±limit.
 pub fn soft_cap(team: &Team, x: &mut [f32], limit: f32) {
     chunks(team, x, |_, x| x.iter_mut().for_each(|v| *v = limit * (*v / limit).tanh()));
 }
@@ -310,6 +364,40 @@ mod tests {
         let inner: f64 =
             (1..n).map(|i| f(f64::from(i) * h) * if i % 2 == 1 { 4.0 } else { 2.0 }).sum();
         0.5 + (f(0.0) + inner + f(x)) * h / 3.0
+    }
+
+    fn tanh_gelu(x: f64) -> f64 {
+        let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        0.5 * x * (1.0 + z.tanh())
+    }
+
+    #[test]
+    fn tanh_gelus_agree_with_finite_differences() {
+        let _level = crate::isa::hold();
+        let (rows, width) = (70, 21);
+        let (x, d) = (values(rows * 2 * width, 1), values(rows * width, 2));
+        let wide = |x: &[f32]| x.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        for isa in Isa::available() {
+            isa.force();
+            let team = Team::new(2);
+            let mut got = d.clone();
+            gelu_tanh_backward(&team, &x[..d.len()], &mut got);
+            let pairs = wide(&x).into_iter().zip(wide(&d));
+            let right: Vec<f64> = pairs
+                .map(|(x, d)| d * reference::numeric_gradient(&[x], |x| tanh_gelu(x[0]))[0])
+                .collect();
+            reference::assert_close(&got, &right, 2e-6, "tanh gelu");
+            let mut got = vec![9.0; x.len()];
+            geglu_tanh_backward(&team, &x, width, &d, &mut got);
+            let right = reference::numeric_gradient(&wide(&x), |x| {
+                let rows = x.chunks(2 * width).zip(d.chunks(width));
+                rows.map(|(row, d)| -> f64 {
+                    (0..width).map(|i| tanh_gelu(row[i]) * row[width + i] * f64::from(d[i])).sum()
+                })
+                .sum()
+            });
+            reference::assert_close(&got, &right, 2e-6, "tanh geglu");
+        }
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub struct HeadShape {
     pub width: usize,
     /// V.
     pub vocab: usize,
+    /// Logits z become this·tanh(z/this); as they are when absent.
+    pub soft_cap: Option<f32>,
 }
 
 /// What the head is to compute beside the loss of each row.
@@ -105,7 +107,7 @@ pub fn head_cross_entropy(
     output: &mut HeadOutput,
     workspace: &mut [f32],
 ) {
-    let HeadShape { rows, width, vocab } = shape;
+    let HeadShape { rows, width, vocab, soft_cap } = shape;
     assert!(x.len() == rows * width && weight.len() == vocab * width, "head: R×C and V×C");
     assert!(bias.is_empty() || bias.len() == vocab, "head: a bias an entry");
     assert!(targets.len() == rows && losses.len() == rows, "head: a target and a loss a row");
@@ -135,6 +137,7 @@ pub fn head_cross_entropy(
         weight,
         bias,
         scale,
+        soft_cap,
         gradients,
         layout: &layout,
         work: Split::new(&mut workspace[..layout.total]),
@@ -204,7 +207,7 @@ pub fn head_logits(
     logits: &mut [f32],
     workspace: &mut [f32],
 ) {
-    let HeadShape { rows, width, vocab } = shape;
+    let HeadShape { rows, width, vocab, soft_cap } = shape;
     assert!(x.len() == rows * width && weight.len() == vocab * width, "logits: R×C and V×C");
     assert!(bias.is_empty() || bias.len() == vocab, "logits: a bias an entry");
     assert!(logits.len() == rows * vocab, "logits: R×V");
@@ -232,12 +235,49 @@ pub fn head_logits(
                     let at = (first + r) * vocab + v;
                     for (i, out) in logits.part(at..at + n).iter_mut().enumerate() {
                         let b = if bias.is_empty() { 0.0 } else { bias[v + i] };
-                        *out = tile[i * HEAD_ROWS + r] + b;
+                        let z = tile[i * HEAD_ROWS + r] + b;
+                        *out = soft_cap.map_or(z, |limit| capped(z, limit));
                     }
                 }
             }
         });
     }
+}
+
+/// Losses, most probable ids (ties to the lowest) and their probabilities of rows whose logits are
+/// there (R×V). A row without a target (`u32::MAX`) has loss 0.
+pub fn row_losses(
+    team: &Team,
+    logits: &[f32],
+    targets: &[u32],
+    losses: &mut [f32],
+    ids: &mut [u32],
+    best: &mut [f32],
+) {
+    let rows = targets.len();
+    assert!(losses.len() == rows && ids.len() == rows && best.len() == rows, "one a row");
+    assert!(rows > 0 && logits.len().is_multiple_of(rows), "R×V");
+    let vocab = logits.len() / rows;
+    let (losses, ids, best) = (Split::new(losses), Split::new(ids), Split::new(best));
+    team.tasks(rows, |r| {
+        let z = &logits[r * vocab..(r + 1) * vocab];
+        let (mut id, mut top) = (0, f32::NEG_INFINITY);
+        for (i, &z) in z.iter().enumerate() {
+            if z > top {
+                (id, top) = (i, z);
+            }
+        }
+        let sum: f64 = z.iter().map(|&z| f64::from(z - top).exp()).sum();
+        // SAFETY: each task writes its own row.
+        unsafe {
+            ids.part(r..r + 1)[0] = id as u32;
+            best.part(r..r + 1)[0] = (1.0 / sum) as f32;
+            losses.part(r..r + 1)[0] = match targets[r] {
+                u32::MAX => 0.0,
+                t => (sum.ln() - f64::from(z[t as usize] - top)) as f32,
+            };
+        }
+    });
 }
 
 /// What all chunks share.
@@ -247,6 +287,7 @@ struct Head<'a> {
     weight: &'a [f32],
     bias: &'a [f32],
     scale: f32,
+    soft_cap: Option<f32>,
     gradients: bool,
     layout: &'a Layout,
     work: Split<'a, f32>,
@@ -299,6 +340,11 @@ impl Head<'_> {
                 block(a, turned, HEAD_ROWS, c, HEAD_ROWS, n, HEAD_ROWS, width, Init::Zero);
                 let bias = if self.bias.is_empty() { &[] } else { &self.bias[step.clone()] };
                 bias_and_max(part, bias, &mut stats[..HEAD_ROWS]);
+                if let Some(limit) = self.soft_cap {
+                    part.iter_mut().for_each(|z| *z = capped(*z, limit));
+                    // The bend is monotonic, so the largest stays the largest.
+                    stats[..HEAD_ROWS].iter_mut().for_each(|z| *z = capped(*z, limit));
+                }
                 for (r, &t) in chunk.targets.iter().enumerate() {
                     let t = t as usize;
                     if step.contains(&t) {
@@ -384,11 +430,16 @@ impl Head<'_> {
                 let part = self.work.part(step.start * HEAD_ROWS..step.end * HEAD_ROWS);
                 let stats = self.work.read(self.stats(step.start));
                 let (max, factor) = (line(l.max), line(l.factor));
+                if let Some(limit) = self.soft_cap {
+                    bend_lines(part, &stats[..HEAD_ROWS], limit);
+                }
                 scale_lines(part, &stats[..HEAD_ROWS], max, factor);
                 for (r, &t) in chunk.targets.iter().enumerate() {
                     let t = t as usize;
                     if step.contains(&t) {
-                        part[(t - step.start) * HEAD_ROWS + r] -= self.scale;
+                        let slope =
+                            self.soft_cap.map_or(1.0, |limit| slope_of(line(l.target)[r], limit));
+                        part[(t - step.start) * HEAD_ROWS + r] -= self.scale * slope;
                     }
                 }
                 if d_bias.len() > 0 {
@@ -430,6 +481,28 @@ impl Head<'_> {
                 } else {
                     out.iter_mut().zip(share).for_each(|(o, s)| *o += s);
                 }
+            }
+        }
+    }
+}
+
+/// limit·tanh(z/limit).
+fn capped(z: f32, limit: f32) -> f32 {
+    limit * (z / limit).tanh()
+}
+
+/// The derivative of [`capped`] by z, from what it made: 1 - tanh².
+fn slope_of(made: f32, limit: f32) -> f32 {
+    let t = made / limit;
+    (1.0 - t) * (1.0 + t)
+}
+
+/// Every e^{z - max} times the slope at z, the capped logit, which its logarithm gives back.
+fn bend_lines(lines: &mut [f32], max: &[f32], limit: f32) {
+    for line in lines.chunks_exact_mut(HEAD_ROWS) {
+        for (e, max) in line.iter_mut().zip(max) {
+            if *e > 0.0 {
+                *e *= slope_of(max + e.ln(), limit);
             }
         }
     }
@@ -607,7 +680,14 @@ mod tests {
         x.iter().map(|&x| f64::from(x)).collect()
     }
 
-    fn plain(x: &[f64], w: &[f64], b: &[f64], width: usize, targets: &[u32]) -> Vec<f64> {
+    fn plain(
+        x: &[f64],
+        w: &[f64],
+        b: &[f64],
+        (width, cap): (usize, Option<f32>),
+        targets: &[u32],
+    ) -> Vec<f64> {
+        let bend = |z: f64| cap.map_or(z, |cap| f64::from(cap) * (z / f64::from(cap)).tanh());
         x.chunks(width)
             .zip(targets)
             .map(|(x, &t)| {
@@ -618,8 +698,8 @@ mod tests {
                     .chunks(width)
                     .enumerate()
                     .map(|(v, w)| {
-                        w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>()
-                            + b.get(v).copied().unwrap_or(0.0)
+                        let z = w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
+                        bend(z + b.get(v).copied().unwrap_or(0.0))
                     })
                     .collect();
                 let top = z.iter().copied().fold(f64::MIN, f64::max);
@@ -630,6 +710,12 @@ mod tests {
 
     #[test]
     fn loss_and_gradients_agree_with_finite_differences() {
+        for soft_cap in [None, Some(1.5), Some(30.0)] {
+            loss_and_gradients(soft_cap);
+        }
+    }
+
+    fn loss_and_gradients(soft_cap: Option<f32>) {
         let _level = crate::isa::hold();
         let (rows, width, vocab) = (70, 5, 9);
         let (x, w, b) =
@@ -639,7 +725,7 @@ mod tests {
         for isa in Isa::available() {
             isa.force();
             let team = Team::new(2);
-            let shape = HeadShape { rows, width, vocab };
+            let shape = HeadShape { rows, width, vocab, soft_cap };
             let mut losses = vec![0.0; rows];
             let (mut dx, mut dw, mut db) =
                 (vec![7.0; rows * width], vec![0.0; vocab * width], vec![0.0; vocab]);
@@ -664,19 +750,22 @@ mod tests {
             let (x64, w64, b64) = (wide(&x), wide(&w), wide(&b));
             reference::assert_close(
                 &losses,
-                &plain(&x64, &w64, &b64, width, &targets),
+                &plain(&x64, &w64, &b64, (width, soft_cap), &targets),
                 1e-6,
                 "loss",
             );
             let sum = |l: Vec<f64>| 0.5 * l.iter().sum::<f64>();
-            let right =
-                reference::numeric_gradient(&x64, |x| sum(plain(x, &w64, &b64, width, &targets)));
+            let right = reference::numeric_gradient(&x64, |x| {
+                sum(plain(x, &w64, &b64, (width, soft_cap), &targets))
+            });
             reference::assert_close(&dx, &right, 1e-6, "d_x");
-            let right =
-                reference::numeric_gradient(&w64, |w| sum(plain(&x64, w, &b64, width, &targets)));
+            let right = reference::numeric_gradient(&w64, |w| {
+                sum(plain(&x64, w, &b64, (width, soft_cap), &targets))
+            });
             reference::assert_close(&dw, &right, 3e-6, "d_weight");
-            let right =
-                reference::numeric_gradient(&b64, |b| sum(plain(&x64, &w64, b, width, &targets)));
+            let right = reference::numeric_gradient(&b64, |b| {
+                sum(plain(&x64, &w64, b, (width, soft_cap), &targets))
+            });
             reference::assert_close(&db, &right, 3e-6, "d_bias");
         }
     }
@@ -700,7 +789,7 @@ mod tests {
                 let (mut ids, mut p, mut losses) =
                     (vec![0; rows], vec![0.0; rows], vec![0.0; rows]);
                 let mut work = vec![0.0; head_workspace(width, vocab, true)];
-                let shape = HeadShape { rows, width, vocab };
+                let shape = HeadShape { rows, width, vocab, soft_cap: None };
                 let mut out = HeadOutput::Best { ids: &mut ids, probabilities: &mut p };
                 head_cross_entropy(
                     &team,

@@ -19,6 +19,16 @@ pub(crate) trait Lanes: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);
+    /// Whole numbers in [-128, 127] as sixteen i8.
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8) {
+        // SAFETY: the caller gives sixteen writable bytes.
+        unsafe {
+            for (i, x) in self.to_array().into_iter().enumerate() {
+                *p.add(i) = x as i8;
+            }
+        }
+    }
     /// Asks for the values at p, which need not be readable.
     #[inline(always)]
     fn prefetch(_p: *const f32) {}
@@ -302,6 +312,14 @@ mod x86 {
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
         #[inline(always)]
+        unsafe fn store_i8(self, p: *mut i8) {
+            // SAFETY: the caller gives sixteen writable bytes.
+            unsafe {
+                let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0));
+                _mm_storeu_si128(p.cast(), bytes);
+            }
+        }
+        #[inline(always)]
         fn prefetch(p: *const f32) {
             // SAFETY: a prefetch reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
@@ -405,9 +423,9 @@ mod x86 {
 /// `stamp!(fn name(a: T, b: U) = body);` defines an unsafe `name` that calls `body::<S>(a, b)`
 /// with the lanes of the current [`Isa`](crate::Isa).
 macro_rules! stamp {
-    (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+    ($vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         #[inline]
-        unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
+        $vis unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]

@@ -32,25 +32,26 @@ pub use attention::{
     attention_workspace,
 };
 pub use elementwise::{
-    add_assign, add_bias_rows, dropout, geglu_tanh_forward, gelu_backward, gelu_forward,
-    gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward, swiglu_forward,
+    add_assign, add_bias_rows, dropout, geglu_tanh_backward, geglu_tanh_forward, gelu_backward,
+    gelu_forward, gelu_tanh_backward, gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward,
+    swiglu_forward,
 };
 pub use head::{
     HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
-    logits_workspace,
+    logits_workspace, row_losses,
 };
 pub use isa::Isa;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use norm::{
-    NormShape, head_norm, layer_norm_backward, layer_norm_forward, rms_norm_backward,
-    rms_norm_forward,
+    HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,
+    rms_norm_backward, rms_norm_forward,
 };
 pub use optimizer::{AdamStep, adam, sum_of_squares};
 pub use quant::{
-    BLOCK as QUANT_BLOCK, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRows, pack_panel,
-    quant_matmul, quantise_rows, rows_bytes, unpack_block,
+    BLOCK as QUANT_BLOCK, Digits, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRows,
+    pack_panel, quant_matmul, quant_rows_len, quantise_rows, unpack_block,
 };
 pub use random::{mix, normal, stream_key, uniform, uniform_bits};
 pub use recurrent::{RnnShape, rnn_backward, rnn_forward, rnn_workspace};
-pub use reduce::{column_sums, embedding_backward, embedding_forward};
+pub use reduce::{column_sums, embedding_backward, embedding_forward, read_all};
 pub use team::Team;

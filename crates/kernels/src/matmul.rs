@@ -274,7 +274,7 @@ unsafe fn gather_body<S: Lanes>(
         }
     }
 }
-stamp!(fn gather_raw(
+stamp!(pub(crate) fn gather_raw(
     from: *const f32, stride: usize, to: *mut f32, to_stride: usize, width: usize, depth: usize
 ) = gather_body);
 

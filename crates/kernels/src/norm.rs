@@ -271,7 +271,7 @@ pub fn rms_norm_forward(
 }
 
 /// RMSNorm of each head in place: `heads` heads of gain.len() values from column `from` of x's rows,
-/// `row_stride` apart. Inference only.
+/// `row_stride` apart.
 pub fn head_norm(
     team: &Team,
     x: &mut [f32],
@@ -296,6 +296,108 @@ pub fn head_norm(
         }
     });
 }
+
+/// Where heads stand that [`head_norm`] normed: `heads` of them from column `from` of rows `stride`
+/// apart.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadPlace {
+    /// Values from one row to the next.
+    pub stride: usize,
+    /// The column of the first head.
+    pub from: usize,
+    /// Heads.
+    pub heads: usize,
+}
+
+#[inline(always)]
+unsafe fn inverse_body<S: Lanes>(head: &[f32], epsilon: f32, out: &mut [f32]) {
+    // SAFETY: as row_sums.
+    unsafe {
+        let variance = row_sums::<S>(head, 0.0).1 / head.len() as f32;
+        out[0] = 1.0 / (variance + epsilon).sqrt();
+    }
+}
+stamp!(fn inverse_raw(head: &[f32], epsilon: f32, out: &mut [f32]) = inverse_body);
+
+#[inline(always)]
+unsafe fn head_gain_body<S: Lanes>(x: &[f32], d: &[f32], inverse: f32, d_gain: &mut [f32]) {
+    // SAFETY: equally long slices of at most sixteen values.
+    unsafe {
+        let k = d_gain.len();
+        let v = S::load_part(x.as_ptr(), k).mul(S::splat(inverse));
+        let old = S::load_part(d_gain.as_ptr(), k);
+        S::load_part(d.as_ptr(), k).fma(v, old).store_part(d_gain.as_mut_ptr(), k);
+    }
+}
+stamp!(fn head_gain_raw(x: &[f32], d: &[f32], inverse: f32, d_gain: &mut [f32]) = head_gain_body);
+
+/// The gradient of [`head_norm`]: `d` (at its place, the gradient of what it made) becomes the
+/// gradient of what it read; d_gain is added to, rows in ascending order. Saved: `x`, what it read,
+/// at a place of its own.
+///
+/// # Panics
+/// When heads do not lie in their rows or hold more than 1024 values.
+pub fn head_norm_backward(
+    team: &Team,
+    (x, x_place): (&[f32], HeadPlace),
+    (d, d_place): (&mut [f32], HeadPlace),
+    gain: &[f32],
+    epsilon: f32,
+    d_gain: &mut [f32],
+) {
+    let (width, heads) = (gain.len(), x_place.heads);
+    assert!(
+        width <= MAX_HEAD && d_gain.len() == width && heads == d_place.heads,
+        "head norm: heads"
+    );
+    for place in [x_place, d_place] {
+        assert!(place.from + heads * width <= place.stride, "head norm: heads lie in their rows");
+    }
+    let rows = d.len() / d_place.stride;
+    let column =
+        |place: HeadPlace, row: usize, head: usize| row * place.stride + place.from + head * width;
+    let d_gain = Split::new(d_gain);
+    let read = &*d;
+    team.tasks(width.div_ceil(LANES), |i| {
+        let window = i * LANES..((i + 1) * LANES).min(width);
+        // SAFETY: windows of columns do not overlap; slices are equally long.
+        unsafe {
+            let d_gain = d_gain.part(window.clone());
+            let mut inverse = [0.0];
+            for row in 0..rows {
+                for head in 0..heads {
+                    let from = column(x_place, row, head);
+                    let x = &x[from..from + width];
+                    inverse_raw(x, epsilon, &mut inverse);
+                    let from = column(d_place, row, head) + window.start;
+                    let d = &read[from..from + window.len()];
+                    head_gain_raw(&x[window.clone()], d, inverse[0], d_gain);
+                }
+            }
+        }
+    });
+    row_chunks(team, d, d_place.stride, |first, rows| {
+        let mut d_y = [0.0; MAX_HEAD];
+        for (i, row) in rows.chunks_exact_mut(d_place.stride).enumerate() {
+            for head in 0..heads {
+                let from = column(x_place, first + i, head);
+                let x = &x[from..from + width];
+                let d = &mut row[d_place.from + head * width..][..width];
+                d_y[..width].copy_from_slice(d);
+                d.fill(0.0);
+                let mut stats = [0.0; STATS];
+                // SAFETY: one row of equally long slices.
+                unsafe {
+                    inverse_raw(x, epsilon, &mut stats[1..]);
+                    backward_raw(x, &stats, gain, &d_y[..width], d, false);
+                }
+            }
+        }
+    });
+}
+
+/// Values that a head holds at most.
+const MAX_HEAD: usize = 1024;
 
 /// Adds the gradients of [`rms_norm_forward`] to d_x and d_gain.
 pub fn rms_norm_backward(
@@ -348,6 +450,44 @@ mod tests {
             assert_eq!((&x[..5], &x[45..]), (&y[..5], &y[45..]));
             let right = plain(&wide(&x[5..45]), &wide(&gain), &vec![0.0; width], false);
             reference::assert_close(&y[5..45], &right, 1e-6, "head norm");
+        }
+    }
+
+    #[test]
+    fn head_norms_agree_with_finite_differences() {
+        let _level = crate::isa::hold();
+        let (rows, width, heads) = (5, 20, 2);
+        let read = HeadPlace { stride: 45, from: 3, heads };
+        let made = HeadPlace { stride: 50, from: 5, heads };
+        let (x, d) = (values(rows * read.stride, 1), values(rows * made.stride, 2));
+        let gain = values(width, 3);
+        let heads_of = |x: &[f32], place: HeadPlace| -> Vec<f64> {
+            let row = |row: &[f32]| wide(&row[place.from..place.from + heads * width]);
+            x.chunks(place.stride).flat_map(row).collect()
+        };
+        let (x64, d64) = (heads_of(&x, read), heads_of(&d, made));
+        let loss = |x: &[f64], gain: &[f64]| -> f64 {
+            let y = plain(x, gain, &vec![0.0; width], false);
+            y.iter().zip(&d64).map(|(y, d)| y * d).sum()
+        };
+        let right = reference::numeric_gradient(&x64, |x| loss(x, &wide(&gain)));
+        let right_gain = reference::numeric_gradient(&wide(&gain), |g| loss(&x64, g));
+        for isa in Isa::available() {
+            isa.force();
+            let team = Team::new(2);
+            let (mut got, mut d_gain) = (d.clone(), vec![0.25; width]);
+            head_norm_backward(&team, (&x, read), (&mut got, made), &gain, 1e-5, &mut d_gain);
+            let ours: Vec<f32> = heads_of(&got, made).iter().map(|&v| v as f32).collect();
+            reference::assert_close(&ours, &right, 3e-6, "head norm d_x");
+            let ours: Vec<f32> = d_gain.iter().map(|v| v - 0.25).collect();
+            reference::assert_close(&ours, &right_gain, 3e-6, "head norm d_gain");
+            for (got, d) in got.chunks(50).zip(d.chunks(50)) {
+                assert_eq!(
+                    (&got[..5], &got[45..]),
+                    (&d[..5], &d[45..]),
+                    "what is not of the heads"
+                );
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Sums over rows, and rows looked up in a table with the gradient that flows back.
 
 use crate::elementwise::row_chunks;
+use crate::lanes::{LANES, Lanes, stamp};
 use crate::matmul::Init;
 use crate::split::Split;
 use crate::team::Team;
@@ -81,6 +82,31 @@ pub fn embedding_backward(
         }
     });
 }
+
+/// Reads every value once, the workers side by side: what a processor gets from its memory.
+pub fn read_all(team: &Team, x: &[f32]) {
+    let part = x.len().div_ceil(team.threads()).max(1);
+    team.tasks(team.threads(), |worker| {
+        let x = x.chunks(part).nth(worker).unwrap_or_default();
+        // SAFETY: sums of a slice.
+        std::hint::black_box(unsafe { read_raw(x) });
+    });
+}
+
+#[inline(always)]
+unsafe fn read_body<S: Lanes>(x: &[f32]) -> f32 {
+    // SAFETY: whole vectors.
+    unsafe {
+        let mut top = [S::splat(0.0); 4];
+        for chunk in x.chunks_exact(4 * LANES) {
+            for (i, top) in top.iter_mut().enumerate() {
+                *top = top.max(S::load(chunk.as_ptr().add(i * LANES)));
+            }
+        }
+        top[0].max(top[1]).max(top[2].max(top[3])).sum()
+    }
+}
+stamp!(fn read_raw(x: &[f32]) -> f32 = read_body);
 
 #[cfg(test)]
 mod tests {

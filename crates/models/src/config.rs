@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Any model that can be trained, evaluated and sampled from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "a process has a handful of them")]
 pub enum ModelConfig {
     /// A causal transformer.
     Transformer(TransformerConfig),
@@ -65,13 +66,13 @@ pub struct TransformerConfig {
     /// Bias of the output projection; as `bias` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_bias: Option<bool>,
-    /// RMSNorm on each head of queries and keys, before their positions. Inference only.
+    /// RMSNorm on each head of queries and keys, before their positions.
     #[serde(default, skip_serializing_if = "is_no")]
     pub qk_norm: bool,
-    /// A norm on what each branch adds to the stream. Inference only.
+    /// A norm on what each branch adds to the stream.
     #[serde(default, skip_serializing_if = "is_no")]
     pub post_norm: bool,
-    /// What token embeddings are multiplied by. Inference only.
+    /// What token embeddings are multiplied by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_scale: Option<f32>,
     /// Scores are multiplied by 1/√this; D when absent.
@@ -80,12 +81,15 @@ pub struct TransformerConfig {
     /// How rotary positions are stretched for contexts longer than those trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScaling>,
-    /// Layers that see only near positions. Inference only.
+    /// Layers that see only near positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<SlidingWindow>,
-    /// Logits z become this·tanh(z/this). Inference only.
+    /// Logits z become this·tanh(z/this).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub final_logit_softcapping: Option<f32>,
+    /// Matrices that are kept quantised: what the weights' file says.
+    #[serde(skip)]
+    pub storage: tensor::Storage,
 }
 
 /// Which norm.
@@ -119,9 +123,9 @@ pub enum MlpConfig {
     Gelu,
     /// SiLU gate.
     Swiglu,
-    /// GELU by its tanh approximation. Inference only.
+    /// GELU by its tanh approximation.
     GeluTanh,
-    /// GELU gate, by its tanh approximation. Inference only.
+    /// GELU gate, by its tanh approximation.
     GegluTanh,
 }
 
@@ -249,6 +253,7 @@ impl TransformerConfig {
             rope_scaling: None,
             sliding_window: None,
             final_logit_softcapping: None,
+            storage: tensor::Storage::new(),
         }
     }
 
@@ -258,21 +263,6 @@ impl TransformerConfig {
             Some(scalar) => (1.0 / scalar.sqrt()) as f32,
             None => 1.0 / (self.head_size() as f32).sqrt(),
         }
-    }
-
-    /// The first feature that has no gradient, and what training needs instead.
-    fn without_gradient(&self) -> Option<(&'static str, &'static str)> {
-        let tanh = matches!(self.mlp, MlpConfig::GeluTanh | MlpConfig::GegluTanh);
-        [
-            (self.qk_norm, "qk_norm", "leave it out"),
-            (self.post_norm, "post_norm", "leave it out"),
-            (self.embedding_scale.is_some(), "embedding_scale", "leave it out"),
-            (self.sliding_window.is_some(), "sliding_window", "leave it out"),
-            (self.final_logit_softcapping.is_some(), "final_logit_softcapping", "leave it out"),
-            (tanh, "mlp", "choose gelu or swiglu"),
-        ]
-        .into_iter()
-        .find_map(|(used, field, instead)| used.then_some((field, instead)))
     }
 
     /// G.
@@ -386,15 +376,28 @@ impl ModelConfig {
     /// # Errors
     /// The first feature without one.
     pub fn check_trainable(&self) -> Result<(), ConfigError> {
-        let ModelConfig::Transformer(c) = self else { return Ok(()) };
-        match c.without_gradient() {
-            None => Ok(()),
-            Some((field, instead)) => Err(ConfigError {
-                field,
-                found: "set".to_owned(),
-                expected: format!("it can be run but not trained; to train, {instead}"),
+        match self {
+            ModelConfig::Transformer(c) if !c.storage.is_empty() => Err(ConfigError {
+                field: "storage",
+                found: "quantised".to_owned(),
+                expected: "quantised matrices have no gradient; load the weights as floats"
+                    .to_owned(),
             }),
+            _ => Ok(()),
         }
+    }
+
+    /// What bends logits, where there is such a limit.
+    pub(crate) fn soft_cap(&self) -> Option<f32> {
+        let ModelConfig::Transformer(c) = self else { return None };
+        c.final_logit_softcapping
+    }
+
+    /// Whether the output projection is a quantised matrix.
+    pub(crate) fn has_quantised_head(&self) -> bool {
+        let ModelConfig::Transformer(c) = self else { return false };
+        let name = if c.tie_word_embeddings { "tok_emb.weight" } else { "head.weight" };
+        c.storage.contains_key(name)
     }
 
     /// Whether these numbers make a network.
@@ -455,13 +458,14 @@ mod tests {
     fn what_cannot_be_trained_is_named() {
         let mut c = TransformerConfig::email(4000, 64);
         assert_eq!(ModelConfig::Transformer(c.clone()).check_trainable(), Ok(()));
-        c.qk_norm = true;
+        let part = vec![(tensor::QuantKind::Q8_0, 4000)];
+        c.storage.insert("head.weight".to_owned(), part);
         let config = ModelConfig::Transformer(c);
-        assert_eq!(config.check_trainable().unwrap_err().field, "qk_norm");
+        assert_eq!(config.check_trainable().unwrap_err().field, "storage");
         let workload =
             crate::Workload { rows: 8, sequences: 1, longest: 8, threads: 1, training: true };
         let error = crate::Runner::plan(&config, &workload).unwrap_err().to_string();
-        assert!(error.contains("qk_norm") && error.contains("not trained"), "{error}");
+        assert!(error.contains("quantised") && error.contains("as floats"), "{error}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod cache;
 mod config;
 mod model;
 pub mod ngram;
+mod recompute;
 mod rnn;
 mod rope;
 mod runner;
@@ -23,5 +24,6 @@ pub use config::{
     Smoothing, TransformerConfig,
 };
 pub use model::{Error, Model};
+pub use recompute::Recompute;
 pub use rope::{RopeScaling, SlidingWindow};
 pub use runner::{Dropout, Runner, Workload};

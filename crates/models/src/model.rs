@@ -4,7 +4,7 @@ use crate::rnn::Rnn;
 use crate::runner::Pass;
 use crate::transformer::Transformer;
 use crate::{ConfigError, ModelConfig};
-use ledger::{Account, Plan};
+use ledger::Plan;
 use std::sync::Arc;
 use tensor::{Initial, Layout, ParamId, Parameters};
 
@@ -47,7 +47,10 @@ pub struct Model {
 
 pub(crate) fn build(config: &ModelConfig) -> Result<(Network, Head, Layout), Error> {
     config.check()?;
-    let mut layout = Layout::default();
+    let mut layout = match config {
+        ModelConfig::Transformer(c) => Layout::stored(&c.storage),
+        _ => Layout::default(),
+    };
     let (network, width, tied, bias) = match config {
         ModelConfig::Transformer(c) => {
             let network = Transformer::new(c, &mut layout);
@@ -76,7 +79,7 @@ impl Model {
     /// When the configuration makes no network, or memory is not to be had.
     pub fn new(config: &ModelConfig) -> Result<Model, Error> {
         let (network, head, layout) = build(config)?;
-        let weights = Parameters::zeros(&Arc::new(layout), "weights", Account::Weights)?;
+        let weights = Parameters::weights(&Arc::new(layout))?;
         Ok(Model { config: config.clone(), network, head, weights })
     }
 
@@ -85,10 +88,7 @@ impl Model {
     /// # Errors
     /// When the configuration makes no network.
     pub fn plan(config: &ModelConfig) -> Result<Plan, Error> {
-        let (_, _, layout) = build(config)?;
-        let mut plan = Plan::default();
-        plan.add(&layout.buffer_spec("weights", Account::Weights));
-        Ok(plan)
+        Ok(build(config)?.2.weight_specs())
     }
 
     /// The layout that the configuration makes.
@@ -145,6 +145,14 @@ impl Network {
         match self {
             Network::Transformer(n) => n.packed_len(),
             Network::Rnn(n) => n.packed_len(),
+        }
+    }
+
+    /// Room for rounded rows, where matrices are quantised.
+    pub(crate) fn rounded_len(&self, rows: usize) -> usize {
+        match self {
+            Network::Transformer(n) => n.rounded_len(rows),
+            Network::Rnn(_) => 0,
         }
     }
 

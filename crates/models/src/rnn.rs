@@ -7,7 +7,7 @@ use crate::slots::slots;
 use kernels::{Init, RnnShape, rnn_backward, rnn_forward, rnn_workspace};
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{Embedding, Linear};
-use tensor::{Initial, Layout, ParamId, Parameters};
+use tensor::{Initial, Layout, Packed, ParamId, Parameters};
 
 /// The network below the output projection.
 #[derive(Clone, Debug)]
@@ -105,7 +105,7 @@ impl Rnn {
     pub(crate) fn forward(
         &self,
         pass: &Pass,
-        packed: &[f32],
+        packed: &Packed,
         past: &mut Past<'_>,
         slots: &mut RnnSlots<Buffer<f32>>,
     ) {
@@ -126,7 +126,15 @@ impl Rnn {
         }
         let shape = RnnShape { sequences: &batch.sequences, hidden: n };
         let bias = weights.get(self.recurrent_bias);
-        rnn_forward(team, shape, self.recurrent.packed(packed), bias, h, states, &mut slots.work);
+        rnn_forward(
+            team,
+            shape,
+            self.recurrent.packed(packed.matrices),
+            bias,
+            h,
+            states,
+            &mut slots.work,
+        );
         for (cache, state) in caches.iter_mut().zip(states.chunks_exact(n)) {
             if let Cache::State(kept) = cache {
                 kept.copy_from_slice(state);

@@ -7,13 +7,16 @@ use crate::model::{Model, Network, build};
 use crate::rnn::RnnSlots;
 use crate::slots::slots;
 use crate::transformer::TransformerSlots;
-use crate::{ModelConfig, model};
+use crate::{ModelConfig, Recompute, model};
 use kernels::{
     HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace, logits_workspace,
+    row_losses,
 };
 use ledger::{Account, Buffer, Plan, Spec};
+use std::cell::RefCell;
 use std::sync::Arc;
-use tensor::Parameters;
+use tensor::ops::quantised_product;
+use tensor::{Packed, Parameters};
 
 pub use crate::model::Error;
 
@@ -92,6 +95,8 @@ slots! {
     struct OuterSlot {
         /// Matrices in the form that the forward pass reads.
         packed,
+        /// Rows of x rounded for quantised matrices.
+        rounded,
         /// A chunk of logits and what belongs to it.
         head,
         /// R: the loss of each row.
@@ -105,23 +110,39 @@ fn specs(
     network: &Network,
     config: &ModelConfig,
     w: &Workload,
+    recompute: Recompute,
 ) -> (NetworkSlots<Spec>, OuterSlot<Spec>) {
     let inner = match network {
         Network::Transformer(n) => {
-            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, w.training))
+            let training = w.training.then_some(recompute);
+            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, training))
         }
         Network::Rnn(n) => NetworkSlots::Rnn(n.specs(w.rows, w.sequences, w.threads, w.training)),
     };
     let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
-    let head = head_workspace(network.width(), config.vocab_size(), w.training);
+    let (width, vocab) = (network.width(), config.vocab_size());
+    let head = if config.has_quantised_head() {
+        QUANT_HEAD_ROWS.min(w.rows) * vocab
+    } else {
+        head_workspace(width, vocab, w.training).max(logits_workspace(width, w.threads))
+    };
     let outer = OuterSlot {
         packed: work("packed matrices", network.packed_len()),
-        head: work("head chunk", head.max(logits_workspace(network.width(), w.threads))),
+        rounded: work("rounded rows", network.rounded_len(w.rows)),
+        head: work("head chunk", head),
         losses: work("losses", w.rows),
         best: work("best", w.rows),
     };
     (inner, outer)
 }
+
+fn head_shape(model: &Model, rows: usize) -> HeadShape {
+    let (width, config) = (model.network.width(), model.config());
+    HeadShape { rows, width, vocab: config.vocab_size(), soft_cap: config.soft_cap() }
+}
+
+/// Rows whose logits are stored at a time for their losses under a quantised output projection.
+const QUANT_HEAD_ROWS: usize = 8;
 
 /// R: the most probable ids.
 fn best_ids_spec(w: &Workload) -> Spec {
@@ -144,11 +165,23 @@ impl Runner {
     /// # Errors
     /// When the configuration makes no network.
     pub fn plan(config: &ModelConfig, workload: &Workload) -> Result<Plan, Error> {
+        Runner::plan_recomputing(config, workload, Recompute::None)
+    }
+
+    /// What [`Runner::recomputing`] will allocate.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan_recomputing(
+        config: &ModelConfig,
+        workload: &Workload,
+        recompute: Recompute,
+    ) -> Result<Plan, Error> {
         if workload.training {
             config.check_trainable()?;
         }
         let (network, _, _) = build(config)?;
-        let (inner, outer) = specs(&network, config, workload);
+        let (inner, outer) = specs(&network, config, workload, recompute);
         let mut plan = Plan::default();
         inner.each(&mut |s| plan.add(s));
         outer.each(&mut |s| plan.add(s));
@@ -161,11 +194,24 @@ impl Runner {
     /// # Errors
     /// When memory is not to be had.
     pub fn new(model: &Model, workload: Workload, team: &Arc<Team>) -> Result<Runner, Error> {
+        Runner::recomputing(model, workload, Recompute::None, team)
+    }
+
+    /// The same, with fewer activations kept for the backward pass.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn recomputing(
+        model: &Model,
+        workload: Workload,
+        recompute: Recompute,
+        team: &Arc<Team>,
+    ) -> Result<Runner, Error> {
         if workload.training {
             model.config().check_trainable()?;
         }
         let workload = Workload { threads: team.threads(), ..workload };
-        let (inner, outer) = specs(&model.network, model.config(), &workload);
+        let (inner, outer) = specs(&model.network, model.config(), &workload, recompute);
         let mut allocate = |spec: Spec| Buffer::new(&spec).map_err(model::Error::Memory);
         Ok(Runner {
             team: Arc::clone(team),
@@ -202,7 +248,8 @@ impl Runner {
             model.network.pack(&pass, &mut self.outer.packed);
             self.packed = true;
         }
-        let packed = &self.outer.packed;
+        let rounded = RefCell::new(&mut self.outer.rounded[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
                 n.forward(&pass, packed, past, s)
@@ -230,7 +277,7 @@ impl Runner {
         let d_x = &mut d_hidden[..rows * width];
         head_cross_entropy(
             &self.team,
-            HeadShape { rows, width, vocab: model.config().vocab_size() },
+            head_shape(model, rows),
             &hidden[..rows * width],
             weights.get(head.weight),
             head.bias.map_or(&[], |id| weights.get(id)),
@@ -240,9 +287,11 @@ impl Runner {
             &mut self.outer.head,
         );
         let pass = Pass { team: &self.team, weights, batch, dropout };
+        let rounded = RefCell::new(&mut self.outer.rounded[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
-                n.backward(&pass, gradients, s)
+                n.backward(&pass, packed, gradients, s)
             }
             (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, gradients, s),
             _ => unreachable!("a runner is made for its model"),
@@ -257,9 +306,33 @@ impl Runner {
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let (ids, best) = (&mut self.best_ids[..rows], &mut self.outer.best[..rows]);
+        if weights.layout().is_quantised(head.weight) {
+            let vocab = model.config().vocab_size();
+            let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
+            let rounded = RefCell::new(&mut self.outer.rounded[..]);
+            let packed = Packed { matrices: &[], rounded };
+            for first in (0..rows).step_by(QUANT_HEAD_ROWS) {
+                let chunk = first..rows.min(first + QUANT_HEAD_ROWS);
+                let x = &hidden[chunk.start * width..chunk.end * width];
+                let z = &mut self.outer.head[..chunk.len() * vocab];
+                quantised_product(&self.team, weights, head.weight, bias, &packed, x, z, vocab, 0);
+                if let Some(limit) = model.config().soft_cap() {
+                    kernels::soft_cap(&self.team, z, limit);
+                }
+                row_losses(
+                    &self.team,
+                    z,
+                    &batch.targets[chunk.clone()],
+                    &mut self.outer.losses[chunk.clone()],
+                    &mut ids[chunk.clone()],
+                    &mut best[chunk],
+                );
+            }
+            return (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows]);
+        }
         head_cross_entropy(
             &self.team,
-            HeadShape { rows, width, vocab: model.config().vocab_size() },
+            head_shape(model, rows),
             &hidden[..rows * width],
             weights.get(head.weight),
             head.bias.map_or(&[], |id| weights.get(id)),
@@ -298,15 +371,20 @@ impl Runner {
         for run in rows.chunk_by(|a, b| a + 1 == *b) {
             let x = &hidden[run[0] * width..(run[0] + run.len()) * width];
             let out = &mut logits[done * vocab..(done + run.len()) * vocab];
-            let shape = HeadShape { rows: run.len(), width, vocab };
+            done += run.len();
+            if weights.layout().is_quantised(head.weight) {
+                let rounded = RefCell::new(&mut self.outer.rounded[..]);
+                let packed = Packed { matrices: &[], rounded };
+                let id = head.weight;
+                quantised_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
+                if let Some(limit) = model.config().soft_cap() {
+                    kernels::soft_cap(&self.team, out, limit);
+                }
+                continue;
+            }
+            let shape = head_shape(model, run.len());
             let (weight, work) = (weights.get(head.weight), &mut self.outer.head);
             head_logits(&self.team, shape, x, weight, bias, out, work);
-            done += run.len();
-        }
-        if let ModelConfig::Transformer(c) = model.config()
-            && let Some(limit) = c.final_logit_softcapping
-        {
-            kernels::soft_cap(&self.team, &mut logits[..done * vocab], limit);
         }
     }
 }

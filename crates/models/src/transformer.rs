@@ -1,21 +1,23 @@
 //! The causal transformer: embeddings, layers of attention and MLP on a residual stream, a norm.
 //!
 //! One forward pass serves training, evaluation, prefill and decode. Training keeps a slot of
-//! activations a layer; without it all layers share one. With caches, keys and values go to the
-//! caller's caches and attention reads them there; without, it reads them in the batch.
+//! activations a layer, or computes some of them again; without it all layers share one. With
+//! caches, keys and values go to the caller's caches and attention reads them there; without, it
+//! reads them in the batch.
 
 use crate::cache::{PagedPast, Past};
 use crate::runner::Pass;
 use crate::slots::slots;
-use crate::{MlpConfig, NormConfig, PositionConfig, TransformerConfig};
+use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, Init, Kv, Segment, add_assign, attention_backward, attention_forward,
+    AttentionShape, Digits, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
+    attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
     Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary, turn, turn_back,
 };
-use tensor::{Initial, Layout, ParamId, Parameters};
+use tensor::{Initial, Layout, Packed, ParamId, Parameters};
 
 /// One layer's operations.
 #[derive(Clone, Debug)]
@@ -50,24 +52,38 @@ pub(crate) struct Transformer {
 }
 
 slots! {
-    /// What a layer computes that its backward pass needs.
-    struct LayerSlot {
-        /// R×C: the stream before the layer (training only).
-        input,
+    /// What the attention half of a layer computes that its backward pass needs.
+    struct AttentionSlot {
         /// R×2
         stats1,
         /// R×(H+2G)D
         qkv,
+        /// R×(H+G)D: queries and keys before the norms of their heads (training only).
+        raw,
         /// H×R: log-sums of the scores (training only).
         lse,
         /// R×HD
         attention,
+        /// R×C: the branch before its own norm (training only).
+        branch,
+        /// R×2, where the branch has a norm.
+        branch_stats,
+    }
+}
+
+slots! {
+    /// What the MLP half of a layer computes that its backward pass needs.
+    struct MlpSlot {
         /// R×C: the stream between attention and MLP (training only).
         middle,
         /// R×2
         stats2,
         /// R×F or R×2F
         up,
+        /// R×C: the branch before its own norm (training only).
+        branch,
+        /// R×2, where the branch has a norm.
+        branch_stats,
     }
 }
 
@@ -105,8 +121,24 @@ slots! {
 /// The buffers of a run.
 #[derive(Debug)]
 pub(crate) struct TransformerSlots<B> {
-    layers: Vec<LayerSlot<B>>,
+    /// R×C a layer: the stream before it (training only).
+    inputs: Vec<B>,
+    /// One a layer, or one for all.
+    attention: Vec<AttentionSlot<B>>,
+    /// One a layer, or one for all.
+    mlp: Vec<MlpSlot<B>>,
     shared: SharedSlot<B>,
+}
+
+/// What a layer's forward pass works with beside its slots.
+struct Desk<'a, 'p> {
+    packed: &'a Packed<'p>,
+    normed: &'a mut [f32],
+    branch: &'a mut [f32],
+    act: &'a mut [f32],
+    attention_work: &'a mut [f32],
+    angles: &'a [f32],
+    near_angles: &'a [f32],
 }
 
 impl<B> TransformerSlots<B> {
@@ -114,12 +146,18 @@ impl<B> TransformerSlots<B> {
         self,
         f: &mut impl FnMut(B) -> Result<C, E>,
     ) -> Result<TransformerSlots<C>, E> {
-        let layers = self.layers.into_iter().map(|l| l.map(f)).collect::<Result<_, E>>()?;
-        Ok(TransformerSlots { layers, shared: self.shared.map(f)? })
+        Ok(TransformerSlots {
+            inputs: self.inputs.into_iter().map(&mut *f).collect::<Result<_, E>>()?,
+            attention: self.attention.into_iter().map(|s| s.map(f)).collect::<Result<_, E>>()?,
+            mlp: self.mlp.into_iter().map(|s| s.map(f)).collect::<Result<_, E>>()?,
+            shared: self.shared.map(f)?,
+        })
     }
 
     pub(crate) fn each(&self, f: &mut impl FnMut(&B)) {
-        self.layers.iter().for_each(|l| l.each(f));
+        self.inputs.iter().for_each(&mut *f);
+        self.attention.iter().for_each(|s| s.each(f));
+        self.mlp.iter().for_each(|s| s.each(f));
         self.shared.each(f);
     }
 
@@ -214,6 +252,17 @@ impl Transformer {
         self.packed_len
     }
 
+    /// Room for the widest rows that a quantised matrix reads.
+    pub(crate) fn rounded_len(&self, rows: usize) -> usize {
+        if self.config.storage.is_empty() {
+            return 0;
+        }
+        let outer = self.width().max(self.shape.heads * self.shape.head_dim);
+        let inner =
+            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size, Digits::Two);
+        kernels::quant_rows_len(rows, outer, Digits::Two).max(inner)
+    }
+
     /// The token table, for a tied output projection.
     pub(crate) fn token_table(&self) -> ParamId {
         self.tokens.table()
@@ -227,40 +276,52 @@ impl Transformer {
         }
     }
 
-    /// The buffers for batches of up to `rows` rows in sequences of up to `longest` tokens.
+    /// The buffers for batches of up to `rows` rows in sequences of up to `longest` tokens; for a
+    /// backward pass where `training` says what it computes again.
     pub(crate) fn specs(
         &self,
         rows: usize,
         longest: usize,
         threads: usize,
-        training: bool,
+        training: Option<Recompute>,
     ) -> TransformerSlots<Spec> {
         let c = self.width();
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
         let f = self.config.intermediate_size;
         let up = Mlp::saved_width(mlp_kind(&self.config), f);
-        let account = if training { Account::Activations } else { Account::Workspace };
-        let kept = |width: usize| if training { rows * width } else { 0 };
-        let slots = if training { self.layers.len() } else { 1 };
-        let layers = (0..slots)
-            .map(|i| {
-                let spec = |what: &str, len| Spec::new(format!("layer {i} {what}"), account, len);
-                LayerSlot {
-                    input: spec("input", kept(c)),
-                    stats1: spec("norm 1", rows * Norm::STATS),
-                    qkv: spec("q k v", rows * (h + 2 * g) * d),
-                    lse: spec("log-sums", kept(h)),
-                    attention: spec("attention", rows * h * d),
-                    middle: spec("middle", kept(c)),
-                    stats2: spec("norm 2", rows * Norm::STATS),
-                    up: spec("mlp", rows * up),
-                }
-            })
-            .collect();
+        let account = if training.is_some() { Account::Activations } else { Account::Workspace };
+        let kept = |width: usize| if training.is_some() { rows * width } else { 0 };
+        let used = |condition: bool, len: usize| if condition { len } else { 0 };
+        let layers = self.layers.len();
+        let (post, heads) = (self.config.post_norm, self.config.qk_norm);
+        let attention = slots_of(training, layers, Recompute::Attention, |i| {
+            let spec = |what: &str, len| Spec::new(format!("layer {i} {what}"), account, len);
+            AttentionSlot {
+                stats1: spec("norm 1", rows * Norm::STATS),
+                qkv: spec("q k v", rows * (h + 2 * g) * d),
+                raw: spec("q k before norms", used(heads, kept((h + g) * d))),
+                lse: spec("log-sums", kept(h)),
+                attention: spec("attention", rows * h * d),
+                branch: spec("attention branch", used(post, kept(c))),
+                branch_stats: spec("attention branch norm", used(post, rows * Norm::STATS)),
+            }
+        });
+        let mlp = slots_of(training, layers, Recompute::Layer, |i| {
+            let spec = |what: &str, len| Spec::new(format!("layer {i} {what}"), account, len);
+            MlpSlot {
+                middle: spec("middle", kept(c)),
+                stats2: spec("norm 2", rows * Norm::STATS),
+                up: spec("mlp", rows * up),
+                branch: spec("mlp branch", used(post, kept(c))),
+                branch_stats: spec("mlp branch norm", used(post, rows * Norm::STATS)),
+            }
+        });
+        let input = |i| Spec::new(format!("layer {i} input"), account, rows * c);
+        let inputs = (0..used(training.is_some(), layers)).map(input).collect();
         let kept_spec = |what: &str, len| Spec::new(what, account, len);
         let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
-        let backward = if training { longest } else { 0 };
-        let attention = kernels::attention_workspace(&self.shape, threads, backward);
+        let backward = used(training.is_some(), longest);
+        let tiles = kernels::attention_workspace(&self.shape, threads, backward);
         let run = MLP_ROWS.min(rows);
         let shared = SharedSlot {
             x: kept_spec("residual stream", rows * c),
@@ -269,7 +330,7 @@ impl Transformer {
             final_stats: kept_spec("final norm", rows * Norm::STATS),
             hidden: kept_spec("hidden", rows * c),
             act: work("mlp activation", run * f),
-            attention_work: work("attention tiles", attention),
+            attention_work: work("attention tiles", tiles),
             angles: work("angles", rows * self.rotary.as_ref().map_or(0, Rotary::width)),
             near_angles: work(
                 "near angles",
@@ -278,25 +339,23 @@ impl Transformer {
             d_x: work("d stream", kept(c)),
             d_inner: work("d inner", kept(c.max(h * d))),
             d_qkv: work("d q k v", kept((h + 2 * g) * d)),
-            d_up: work("d mlp", if training { run * up } else { 0 }),
+            d_up: work("d mlp", used(training.is_some(), run * up)),
         };
-        TransformerSlots { layers, shared }
+        TransformerSlots { inputs, attention, mlp, shared }
     }
 
     /// Runs the batch up to the rows that the output projection reads.
     pub(crate) fn forward(
         &self,
         pass: &Pass,
-        packed: &[f32],
+        packed: &Packed,
         past: &mut Past<'_>,
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, c) = (batch.rows(), self.width());
-        let TransformerSlots { layers: kept, shared } = slots;
+        let TransformerSlots { inputs, attention, mlp, shared } = slots;
         let x = &mut shared.x[..rows * c];
-        let normed = &mut shared.normed[..rows * c];
-        let branch = &mut shared.branch[..rows * c];
         self.tokens.forward(team, weights, &batch.tokens, Init::Zero, x);
         if let Some(positions) = &self.positions {
             positions.forward(team, weights, &batch.positions, Init::Keep, x);
@@ -312,55 +371,100 @@ impl Transformer {
                 rotary.angles(&batch.positions, &mut angles[..rows * rotary.width()]);
             }
         }
+        let (x, desk) = &mut shared.desk(packed, rows * c);
         for (i, layer) in self.layers.iter().enumerate() {
-            let only = kept.len() == 1;
-            let slot = &mut kept[if only { 0 } else { i }];
-            keep(&mut slot.input, x);
-            layer.norm1.forward(team, weights, x, normed, &mut slot.stats1);
-            let near = layer.near && self.near_rotary.is_some();
-            let angles = if near { &shared.near_angles } else { &shared.angles };
-            let work = &mut shared.attention_work;
-            self.attend(pass, layer, i, packed, past, angles, normed, slot, work, branch);
-            pass.dropout(branch, 2 * i as u64 + 1);
-            let stats = &mut shared.final_stats;
-            add_branch(pass, layer.post.as_ref().map(|p| &p.0), branch, normed, stats, x);
-            keep(&mut slot.middle, x);
-            layer.norm2.forward(team, weights, x, normed, &mut slot.stats2);
-            layer.mlp.forward(team, weights, packed, normed, branch, &mut slot.up, &mut shared.act);
-            pass.dropout(branch, 2 * i as u64 + 2);
-            let stats = &mut shared.final_stats;
-            add_branch(pass, layer.post.as_ref().map(|p| &p.1), branch, normed, stats, x);
+            if let Some(input) = inputs.get_mut(i) {
+                keep(input, x);
+            }
+            self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
+            self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
         }
         let hidden = &mut shared.hidden[..rows * c];
+        let x = &shared.x[..rows * c];
         self.norm.forward(team, weights, x, hidden, &mut shared.final_stats);
         past.advance(&batch.sequences);
     }
 
-    /// The attention branch of one layer.
-    #[expect(clippy::too_many_arguments, reason = "one part of the forward pass, told in order")]
+    /// x ← x + what attention makes of it.
+    fn attention_half(
+        &self,
+        pass: &Pass,
+        (index, layer): (usize, &Layer),
+        past: &mut Past<'_>,
+        slot: &mut AttentionSlot<Buffer<f32>>,
+        desk: &mut Desk,
+        x: &mut [f32],
+    ) {
+        let (team, weights) = (pass.team, pass.weights);
+        self.attend(pass, (index, layer), past, slot, desk, x);
+        let attention =
+            &slot.attention[..pass.batch.rows() * self.shape.heads * self.shape.head_dim];
+        let branch = &mut *desk.branch;
+        layer.out.forward(team, weights, desk.packed, attention, branch, self.width(), 0);
+        pass.dropout(branch, 2 * index as u64 + 1);
+        keep(&mut slot.branch, branch);
+        let norm = layer.post.as_ref().map(|post| &post.0);
+        add_branch(pass, norm, branch, desk.normed, &mut slot.branch_stats, x);
+    }
+
+    /// x ← x + what the MLP makes of it.
+    fn mlp_half(
+        &self,
+        pass: &Pass,
+        (index, layer): (usize, &Layer),
+        slot: &mut MlpSlot<Buffer<f32>>,
+        desk: &mut Desk,
+        x: &mut [f32],
+    ) {
+        let (team, weights) = (pass.team, pass.weights);
+        let (normed, branch) = (&mut *desk.normed, &mut *desk.branch);
+        keep(&mut slot.middle, x);
+        layer.norm2.forward(team, weights, x, normed, &mut slot.stats2);
+        layer.mlp.forward(team, weights, desk.packed, normed, branch, &mut slot.up, desk.act);
+        pass.dropout(branch, 2 * index as u64 + 2);
+        keep(&mut slot.branch, branch);
+        let norm = layer.post.as_ref().map(|post| &post.1);
+        add_branch(pass, norm, branch, normed, &mut slot.branch_stats, x);
+    }
+
+    /// Whether a layer's positions are those of near layers.
+    fn turns_near(&self, layer: &Layer) -> bool {
+        layer.near && self.near_rotary.is_some()
+    }
+
+    fn shape_of(&self, layer: &Layer) -> AttentionShape {
+        let window = self.config.sliding_window.as_ref().filter(|_| layer.near).map(|w| w.tokens);
+        AttentionShape { window, ..self.shape }
+    }
+
+    /// Queries, keys and values of the normed stream x, and what attention makes of them.
     fn attend(
         &self,
         pass: &Pass,
-        layer: &Layer,
-        index: usize,
-        packed: &[f32],
+        (index, layer): (usize, &Layer),
         past: &mut Past<'_>,
-        angles: &[f32],
-        normed: &[f32],
-        slot: &mut LayerSlot<Buffer<f32>>,
-        work: &mut [f32],
-        branch: &mut [f32],
+        slot: &mut AttentionSlot<Buffer<f32>>,
+        desk: &mut Desk,
+        x: &[f32],
     ) {
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
         let (rows, stride) = (batch.rows(), (h + 2 * g) * d);
+        layer.norm1.forward(team, weights, x, desk.normed, &mut slot.stats1);
         let qkv = &mut slot.qkv[..rows * stride];
-        layer.qkv.forward(team, weights, packed, normed, qkv, stride, 0);
+        layer.qkv.forward(team, weights, desk.packed, desk.normed, qkv, stride, 0);
         if let Some((queries, keys)) = &layer.heads {
+            if !slot.raw.is_empty() {
+                let width = (h + g) * d;
+                let raw = slot.raw.chunks_exact_mut(width);
+                raw.zip(qkv.chunks_exact(stride))
+                    .for_each(|(raw, row)| raw.copy_from_slice(&row[..width]));
+            }
             queries.heads_forward(team, weights, qkv, stride, (0, h));
             keys.heads_forward(team, weights, qkv, stride, (h * d, g));
         }
         if self.rotary.is_some() {
+            let angles = if self.turns_near(layer) { desk.near_angles } else { desk.angles };
             turn(team, qkv, stride, 0, h + g, &angles[..rows * d]);
         }
         for (i, &(row, new)) in batch.sequences.iter().enumerate() {
@@ -388,77 +492,228 @@ impl Transformer {
             .collect();
         let attention = &mut slot.attention[..rows * h * d];
         let lse = if slot.lse.is_empty() { &mut [] } else { &mut slot.lse[..h * rows] };
-        let window = self.config.sliding_window.as_ref().filter(|_| layer.near).map(|w| w.tokens);
-        let shape = AttentionShape { window, ..self.shape };
+        let (shape, work) = (self.shape_of(layer), &mut *desk.attention_work);
         attention_forward(team, &shape, &segments, qkv, stride, attention, lse, work);
-        layer.out.forward(team, weights, packed, attention, branch, self.width(), 0);
     }
 
     /// Adds the batch's gradients, from the gradient of `hidden` left in `d_inner`.
     pub(crate) fn backward(
         &self,
         pass: &Pass,
+        packed: &Packed,
         gradients: &mut Parameters,
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, c) = (batch.rows(), self.width());
-        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
-        let stride = (h + 2 * g) * d;
-        let TransformerSlots { layers: kept, shared } = slots;
-        let normed = &mut shared.normed[..rows * c];
-        let branch = &mut shared.branch[..rows * c];
+        let TransformerSlots { inputs, attention, mlp, shared } = slots;
         let d_x = &mut shared.d_x[..rows * c];
         d_x.fill(0.0);
         let x = &shared.x[..rows * c];
         let d_hidden = &shared.d_inner[..rows * c];
         self.norm.backward(team, weights, gradients, x, &shared.final_stats, d_hidden, d_x);
+        let last = self.layers.len() - 1;
+        // What stands in a slot that layers share is the last layer's.
+        let again = |slots: usize, i: usize| slots < self.layers.len() && i < last;
         for (i, layer) in self.layers.iter().enumerate().rev() {
-            let slot = &mut kept[i];
-            let middle = &slot.middle[..rows * c];
-            layer.norm2.forward(team, weights, middle, normed, &mut slot.stats2);
-            branch.copy_from_slice(d_x);
-            pass.dropout(branch, 2 * i as u64 + 2);
-            let d_normed = &mut shared.d_inner[..rows * c];
-            let scratch = &mut MlpScratch { act: &mut shared.act, d_up: &mut shared.d_up };
-            layer
-                .mlp
-                .backward(team, weights, gradients, normed, &slot.up, branch, d_normed, scratch);
-            layer.norm2.backward(team, weights, gradients, middle, &slot.stats2, d_normed, d_x);
-
-            branch.copy_from_slice(d_x);
-            pass.dropout(branch, 2 * i as u64 + 1);
-            let d_attention = &mut shared.d_inner[..rows * h * d];
-            let attention = &slot.attention[..rows * h * d];
-            let wanted = Some((&mut *d_attention, Init::Zero));
-            layer.out.backward(team, weights, gradients, attention, branch, c, 0, wanted);
-            let d_qkv = &mut shared.d_qkv[..rows * stride];
-            attention_backward(
-                team,
-                &self.shape,
-                &batch.sequences,
-                &slot.qkv[..rows * stride],
-                attention,
-                &slot.lse[..h * rows],
-                d_attention,
-                d_qkv,
-                &mut shared.attention_work,
-            );
-            if self.rotary.is_some() {
-                turn_back(team, d_qkv, stride, 0, h + g, &shared.angles[..rows * d]);
+            let input = &inputs[i][..rows * c];
+            let attention_again = again(attention.len(), i);
+            let (attention, mlp_again) = (slot_of(attention, i), again(mlp.len(), i));
+            let mlp = slot_of(mlp, i);
+            if mlp_again {
+                self.layer_again(pass, packed, (i, layer), attention, mlp, input, shared);
             }
-            let input = &slot.input[..rows * c];
-            layer.norm1.forward(team, weights, input, normed, &mut slot.stats1);
-            let d_normed = &mut shared.d_inner[..rows * c];
-            let wanted = Some((&mut *d_normed, Init::Zero));
-            layer.qkv.backward(team, weights, gradients, normed, d_qkv, stride, 0, wanted);
-            layer.norm1.backward(team, weights, gradients, input, &slot.stats1, d_normed, d_x);
+            self.mlp_backward(pass, gradients, (i, layer), mlp, shared);
+            if attention_again && !mlp_again {
+                self.attention_again(pass, packed, (i, layer), attention, input, shared);
+            }
+            self.attention_backward(pass, gradients, (i, layer), attention, input, shared);
         }
+        let d_x = &mut shared.d_x[..rows * c];
         pass.dropout(d_x, 0);
+        if let Some(factor) = self.config.embedding_scale {
+            kernels::scale(team, d_x, factor);
+        }
         self.tokens.backward(team, gradients, &batch.tokens, d_x);
         if let Some(positions) = &self.positions {
             positions.backward(team, gradients, &batch.positions, d_x);
         }
+    }
+
+    /// Fills both slots of a layer again from its input.
+    #[expect(clippy::too_many_arguments, reason = "what a layer's forward pass reads and writes")]
+    fn layer_again(
+        &self,
+        pass: &Pass,
+        packed: &Packed,
+        (index, layer): (usize, &Layer),
+        attention: &mut AttentionSlot<Buffer<f32>>,
+        mlp: &mut MlpSlot<Buffer<f32>>,
+        input: &[f32],
+        shared: &mut SharedSlot<Buffer<f32>>,
+    ) {
+        let (x, desk) = &mut shared.desk(packed, input.len());
+        x.copy_from_slice(input);
+        self.attention_half(pass, (index, layer), &mut Past::none(), attention, desk, x);
+        if layer.post.is_some() {
+            return self.mlp_half(pass, (index, layer), mlp, desk, x);
+        }
+        keep(&mut mlp.middle, x);
+        layer.norm2.forward(pass.team, pass.weights, x, desk.normed, &mut mlp.stats2);
+        layer.mlp.recompute(pass.team, pass.weights, packed, desk.normed, &mut mlp.up);
+    }
+
+    /// Fills a layer's slot of attention again from its input.
+    fn attention_again(
+        &self,
+        pass: &Pass,
+        packed: &Packed,
+        layer: (usize, &Layer),
+        slot: &mut AttentionSlot<Buffer<f32>>,
+        input: &[f32],
+        shared: &mut SharedSlot<Buffer<f32>>,
+    ) {
+        let (x, desk) = &mut shared.desk(packed, input.len());
+        if layer.1.post.is_none() {
+            return self.attend(pass, layer, &mut Past::none(), slot, desk, input);
+        }
+        x.copy_from_slice(input);
+        self.attention_half(pass, layer, &mut Past::none(), slot, desk, x);
+    }
+
+    fn mlp_backward(
+        &self,
+        pass: &Pass,
+        gradients: &mut Parameters,
+        (index, layer): (usize, &Layer),
+        slot: &mut MlpSlot<Buffer<f32>>,
+        shared: &mut SharedSlot<Buffer<f32>>,
+    ) {
+        let (team, weights) = (pass.team, pass.weights);
+        let n = pass.batch.rows() * self.width();
+        let (normed, branch) = (&mut shared.normed[..n], &mut shared.branch[..n]);
+        let (d_x, d_normed) = (&mut shared.d_x[..n], &mut shared.d_inner[..n]);
+        let middle = &slot.middle[..n];
+        layer.norm2.forward(team, weights, middle, normed, &mut slot.stats2);
+        let norm = layer.post.as_ref().map(|post| &post.1);
+        branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
+        pass.dropout(branch, 2 * index as u64 + 2);
+        let scratch = &mut MlpScratch { act: &mut shared.act, d_up: &mut shared.d_up };
+        layer.mlp.backward(team, weights, gradients, normed, &slot.up, branch, d_normed, scratch);
+        layer.norm2.backward(team, weights, gradients, middle, &slot.stats2, d_normed, d_x);
+    }
+
+    fn attention_backward(
+        &self,
+        pass: &Pass,
+        gradients: &mut Parameters,
+        (index, layer): (usize, &Layer),
+        slot: &mut AttentionSlot<Buffer<f32>>,
+        input: &[f32],
+        shared: &mut SharedSlot<Buffer<f32>>,
+    ) {
+        let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
+        let (rows, c) = (batch.rows(), self.width());
+        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
+        let (stride, width) = ((h + 2 * g) * d, (h + g) * d);
+        let (normed, branch) = (&mut shared.normed[..rows * c], &mut shared.branch[..rows * c]);
+        let d_x = &mut shared.d_x[..rows * c];
+        let norm = layer.post.as_ref().map(|post| &post.0);
+        branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
+        pass.dropout(branch, 2 * index as u64 + 1);
+        let d_attention = &mut shared.d_inner[..rows * h * d];
+        let attention = &slot.attention[..rows * h * d];
+        let wanted = Some((&mut *d_attention, Init::Zero));
+        layer.out.backward(team, weights, gradients, attention, branch, c, 0, wanted);
+        let d_qkv = &mut shared.d_qkv[..rows * stride];
+        attention_backward(
+            team,
+            &self.shape_of(layer),
+            &batch.sequences,
+            &slot.qkv[..rows * stride],
+            attention,
+            &slot.lse[..h * rows],
+            d_attention,
+            d_qkv,
+            &mut shared.attention_work,
+        );
+        if self.rotary.is_some() {
+            let near = self.turns_near(layer);
+            let angles = if near { &shared.near_angles } else { &shared.angles };
+            turn_back(team, d_qkv, stride, 0, h + g, &angles[..rows * d]);
+        }
+        if let Some((queries, keys)) = &layer.heads {
+            let raw = &slot.raw[..rows * width];
+            for (norm, from, heads) in [(queries, 0, h), (keys, h * d, g)] {
+                let read = (raw, HeadPlace { stride: width, from, heads });
+                let made = (&mut *d_qkv, HeadPlace { stride, from, heads });
+                norm.heads_backward(team, weights, gradients, read, made);
+            }
+        }
+        layer.norm1.forward(team, weights, input, normed, &mut slot.stats1);
+        let d_normed = &mut shared.d_inner[..rows * c];
+        let wanted = Some((&mut *d_normed, Init::Zero));
+        layer.qkv.backward(team, weights, gradients, normed, d_qkv, stride, 0, wanted);
+        layer.norm1.backward(team, weights, gradients, input, &slot.stats1, d_normed, d_x);
+    }
+}
+
+impl SharedSlot<Buffer<f32>> {
+    /// The stream (n values, R×C) and what a layer's forward pass works with.
+    fn desk<'a, 'p>(
+        &'a mut self,
+        packed: &'a Packed<'p>,
+        n: usize,
+    ) -> (&'a mut [f32], Desk<'a, 'p>) {
+        let desk = Desk {
+            packed,
+            normed: &mut self.normed[..n],
+            branch: &mut self.branch[..n],
+            act: &mut self.act,
+            attention_work: &mut self.attention_work,
+            angles: &self.angles,
+            near_angles: &self.near_angles,
+        };
+        (&mut self.x[..n], desk)
+    }
+}
+
+/// A slot a layer, or one for all: without a backward pass, and where `shared_from` or more is
+/// computed again.
+fn slots_of<T>(
+    training: Option<Recompute>,
+    layers: usize,
+    shared_from: Recompute,
+    slot: impl Fn(usize) -> T,
+) -> Vec<T> {
+    let place = |r: Recompute| Recompute::ALL.iter().position(|&other| other == r);
+    let own = training.is_some_and(|recompute| place(recompute) < place(shared_from));
+    (0..if own { layers } else { 1 }).map(slot).collect()
+}
+
+/// The slot of layer `i`.
+fn slot_of<T>(slots: &mut [T], i: usize) -> &mut T {
+    let only = slots.len() == 1;
+    &mut slots[if only { 0 } else { i }]
+}
+
+/// The gradient of what a branch adds to the stream, from the stream's: the same, or through the
+/// branch's norm. Saved: what the norm read, and its statistics.
+fn branch_gradient(
+    pass: &Pass,
+    gradients: &mut Parameters,
+    norm: Option<&Norm>,
+    (read, stats): (&[f32], &[f32]),
+    d_x: &[f32],
+    branch: &mut [f32],
+) {
+    match norm {
+        Some(norm) => {
+            branch.fill(0.0);
+            let read = &read[..d_x.len()];
+            norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, branch);
+        }
+        None => branch.copy_from_slice(d_x),
     }
 }
 

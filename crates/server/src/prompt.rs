@@ -154,7 +154,7 @@ fn encode(tokenizer: &Tokenizer, stretches: &[Stretch]) -> Vec<u32> {
     let (mut ids, mut run) = (Vec::new(), String::new());
     for stretch in stretches {
         match stretch {
-            Stretch::Said(text) => run.push_str(text),
+            Stretch::Said(_, text) => run.push_str(text),
             Stretch::Template(text) => {
                 for part in tokenizer.parts(text) {
                     match part {

@@ -10,4 +10,6 @@
 pub mod ops;
 mod parameters;
 
-pub use parameters::{Initial, Layout, ParamId, ParameterSpec, Parameters};
+pub use kernels::{PANEL_ROWS, QUANT_BLOCK, QuantBlock, QuantKind, pack_panel};
+pub use ops::Packed;
+pub use parameters::{Initial, Layout, ParamId, ParameterSpec, Parameters, QuantPart, Storage};

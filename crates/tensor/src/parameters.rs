@@ -1,7 +1,8 @@
 //! Named parameters in one flat buffer: weights, gradients and moments share one layout.
 
-use kernels::{Team, normal, stream_key};
-use ledger::{Account, Buffer, Spec};
+use kernels::{PANEL_ROWS, QuantKind, QuantMatrix, Team, normal, stream_key};
+use ledger::{Account, Buffer, Plan, Spec};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,6 +17,20 @@ pub enum Initial {
     Constant(f32),
 }
 
+/// Matrices that are kept quantised, by name: the kinds of their rows from the first on.
+pub type Storage = BTreeMap<String, Vec<(QuantKind, usize)>>;
+
+/// Neighbouring rows of a quantised matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantPart {
+    /// How they are stored.
+    pub kind: QuantKind,
+    /// Which rows.
+    pub rows: Range<usize>,
+    /// Where their panels stand in the buffer of blocks.
+    pub bytes: Range<usize>,
+}
+
 /// One named parameter.
 #[derive(Clone, Debug)]
 pub struct ParameterSpec {
@@ -27,25 +42,50 @@ pub struct ParameterSpec {
     pub initial: Initial,
     /// Whether weight decay applies: matrices yes; biases, norms and embeddings no.
     pub decay: bool,
-    /// Where it stands in the flat buffer.
+    /// Where it stands in the flat buffer; empty for a quantised matrix.
     pub range: Range<usize>,
+    /// The parts of a quantised matrix; empty for values.
+    pub parts: Vec<QuantPart>,
+}
+
+impl ParameterSpec {
+    /// Values that it holds.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 /// A parameter's place in a [`Layout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamId(usize);
 
+impl ParamId {
+    /// Its place among the layout's parameters.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// The parameters of a network, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     specs: Vec<ParameterSpec>,
     len: usize,
+    storage: Storage,
+    block_bytes: usize,
 }
 
 impl Layout {
+    /// An empty layout in which the matrices named by `storage` are kept quantised.
+    pub fn stored(storage: &Storage) -> Layout {
+        Layout { storage: storage.clone(), ..Layout::default() }
+    }
+
     /// Adds a parameter. Each starts at a multiple of sixteen values.
     pub fn add(&mut self, name: &str, shape: &[usize], initial: Initial, decay: bool) -> ParamId {
-        let count: usize = shape.iter().product();
+        let parts = self.storage.remove(name).unwrap_or_default();
+        let parts = self.place(&parts, shape);
+        let count: usize = if parts.is_empty() { shape.iter().product() } else { 0 };
         let start = self.len.next_multiple_of(16);
         self.len = start + count;
         self.specs.push(ParameterSpec {
@@ -54,8 +94,26 @@ impl Layout {
             initial,
             decay,
             range: start..start + count,
+            parts,
         });
         ParamId(self.specs.len() - 1)
+    }
+
+    /// Room for the panels of a quantised matrix.
+    fn place(&mut self, kinds: &[(QuantKind, usize)], shape: &[usize]) -> Vec<QuantPart> {
+        let mut parts: Vec<QuantPart> = Vec::with_capacity(kinds.len());
+        for &(kind, rows) in kinds {
+            let from = parts.last().map_or(0, |part| part.rows.end);
+            let start = self.block_bytes.next_multiple_of(64);
+            self.block_bytes = start + kind.matrix_bytes(rows, shape[1]);
+            parts.push(QuantPart { kind, rows: from..from + rows, bytes: start..self.block_bytes });
+        }
+        parts
+    }
+
+    /// Whether a parameter is kept quantised.
+    pub fn is_quantised(&self, id: ParamId) -> bool {
+        !self.specs[id.0].parts.is_empty()
     }
 
     /// The parameters, in order.
@@ -65,7 +123,20 @@ impl Layout {
 
     /// The number of parameters, in the sense of the literature: values.
     pub fn count(&self) -> usize {
-        self.specs.iter().map(|s| s.range.len()).sum()
+        self.specs.iter().map(ParameterSpec::count).sum()
+    }
+
+    /// What weights of this layout take: values and blocks.
+    pub fn weight_specs(&self) -> Plan {
+        let mut plan = Plan::default();
+        plan.add(&self.buffer_spec("weights", Account::Weights));
+        plan.add(&self.block_spec());
+        plan
+    }
+
+    fn block_spec(&self) -> Spec {
+        let values = self.block_bytes.div_ceil(size_of::<f32>());
+        Spec::new("quantised weights", Account::Weights, values)
     }
 
     /// The buffer that holds one value a parameter, under a name and an account.
@@ -79,6 +150,8 @@ impl Layout {
 pub struct Parameters {
     layout: Arc<Layout>,
     values: Buffer<f32>,
+    /// Panels of quantised matrices as raw bits, of weights only.
+    blocks: Option<Buffer<f32>>,
 }
 
 impl Parameters {
@@ -92,7 +165,52 @@ impl Parameters {
         account: Account,
     ) -> Result<Self, ledger::Error> {
         let values = Buffer::new(&layout.buffer_spec(name, account))?;
-        Ok(Parameters { layout: Arc::clone(layout), values })
+        Ok(Parameters { layout: Arc::clone(layout), values, blocks: None })
+    }
+
+    /// Weights, all zero, quantised where the layout says so.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn weights(layout: &Arc<Layout>) -> Result<Self, ledger::Error> {
+        let mut weights = Parameters::zeros(layout, "weights", Account::Weights)?;
+        weights.blocks = Some(Buffer::new(&layout.block_spec())?);
+        Ok(weights)
+    }
+
+    /// The parts of a quantised matrix, in the order of their rows; none for values.
+    pub fn matrices(&self, id: ParamId) -> impl Iterator<Item = (Range<usize>, QuantMatrix<'_>)> {
+        let spec = &self.layout.specs[id.0];
+        spec.parts.iter().map(|part| {
+            let bytes: &[u8] = self.blocks.as_ref().map_or(&[], |b| bytemuck::cast_slice(b));
+            let panels = &bytes[part.bytes.clone()];
+            let (rows, cols) = (part.rows.len(), spec.shape[1]);
+            (part.rows.clone(), QuantMatrix { kind: part.kind, rows, cols, panels })
+        })
+    }
+
+    /// The 32 values of block `index` of row `row` of a quantised matrix.
+    ///
+    /// # Panics
+    /// When there is no such block.
+    pub fn quantised_block(
+        &self,
+        id: ParamId,
+        row: usize,
+        index: usize,
+        out: &mut [f32; kernels::QUANT_BLOCK],
+    ) {
+        let found = self.matrices(id).find(|(rows, _)| rows.contains(&row));
+        let Some((rows, matrix)) = found else { panic!("row {row} of a quantised matrix") };
+        let (row, kind) = (row - rows.start, matrix.kind);
+        let panel = &matrix.panels[row / PANEL_ROWS * kind.panel_bytes(matrix.cols)..];
+        *out = kernels::unpack_block(kind, panel, row % PANEL_ROWS, index).values(kind);
+    }
+
+    /// Everything at once, for who fills it: values, and the panels of quantised matrices.
+    pub fn parts_mut(&mut self) -> (&Layout, &mut [f32], &mut [u8]) {
+        let blocks = self.blocks.as_mut().map_or(&mut [][..], |blocks| &mut blocks[..]);
+        (&self.layout, &mut self.values, bytemuck::cast_slice_mut(blocks))
     }
 
     /// Sets every parameter to its initial value: a pure function of the seed, the parameter's

@@ -14,6 +14,9 @@ pub enum Schedule {
     Cosine,
     /// It falls along a line to `final_share`.
     Linear,
+    /// It stays, and falls along a line to `final_share` over the last `decay_share` of the steps
+    /// (warm-up, stable, decay: Hu et al., arXiv 2404.06395).
+    Wsd,
 }
 
 /// The numbers of an optimisation, the same for every model of a comparison.
@@ -36,6 +39,9 @@ pub struct Recipe {
     pub schedule: Schedule,
     /// Where it ends, as a share of the largest.
     pub final_share: f64,
+    /// The share of all steps over which `wsd` falls.
+    #[serde(skip_serializing_if = "is_usual_decay")]
+    pub decay_share: f64,
     /// Decay of matrices.
     pub weight_decay: f64,
     /// Adam's β1.
@@ -58,6 +64,14 @@ pub struct Recipe {
     pub max_steps: u64,
 }
 
+const USUAL_DECAY: f64 = 0.2;
+
+/// Left out where it is usual, so that runs from before it keep their identity.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_usual_decay(share: &f64) -> bool {
+    *share == USUAL_DECAY
+}
+
 impl Default for Recipe {
     fn default() -> Self {
         Recipe {
@@ -69,6 +83,7 @@ impl Default for Recipe {
             warmup_steps: 100,
             schedule: Schedule::Cosine,
             final_share: 0.1,
+            decay_share: USUAL_DECAY,
             weight_decay: 0.01,
             beta1: 0.9,
             beta2: 0.999,
@@ -127,6 +142,8 @@ impl Recipe {
         require(rate > 0.0 && rate.is_finite(), "learning_rate", rate, "it must be above 0")?;
         let share = |x: f64| (0.0..=1.0).contains(&x);
         require(share(self.final_share), "final_share", self.final_share, "it must lie in 0..1")?;
+        let decay = self.decay_share;
+        require(share(decay), "decay_share", decay, "it must lie in 0..1")?;
         let below_one = "it must be at least 0 and below 1";
         require((0.0..1.0).contains(&self.beta1), "beta1", self.beta1, below_one)?;
         require((0.0..1.0).contains(&self.beta2), "beta2", self.beta2, below_one)?;

@@ -3,6 +3,7 @@
 use crate::config::Recipe;
 use corpus::TokenFile;
 use kernels::{stream_key, uniform_bits};
+use models::{Batch, Recompute};
 
 /// What evaluation wants to know of a sequence beside its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,11 +14,11 @@ pub struct Facts {
     pub seen_run: bool,
 }
 
-/// Sequences of token ids, `<bos>` first.
+/// Sequences of token ids, `<bos>` first; or packs of several, which count as one.
 pub trait Sequences {
     /// How many.
     fn len(&self) -> usize;
-    /// Tokens of one.
+    /// Tokens of one; of the longest of a pack.
     fn length(&self, index: usize) -> usize;
     /// Copies one over what `out` holds.
     fn copy(&self, index: usize, out: &mut Vec<u32>);
@@ -31,9 +32,26 @@ pub trait Sequences {
     fn longest(&self) -> usize {
         (0..self.len()).map(|i| self.length(i)).max().unwrap_or(0)
     }
-    /// Targets in all: every token but the first of each.
+    /// Targets in all: every token but the first of each, where none is marked otherwise.
     fn targets(&self) -> u64 {
-        (0..self.len()).map(|i| self.length(i).saturating_sub(1) as u64).sum()
+        (0..self.len()).map(|i| self.num_targets(i)).sum()
+    }
+    /// Sequences in one: more than one in a pack.
+    fn parts(&self, _index: usize) -> usize {
+        1
+    }
+    /// Tokens of one that are read: all but the last of each sequence.
+    fn rows(&self, index: usize) -> usize {
+        self.length(index).saturating_sub(1)
+    }
+    /// Targets of one.
+    fn num_targets(&self, index: usize) -> u64 {
+        self.rows(index) as u64
+    }
+    /// Adds one to a batch; `ids` is scratch.
+    fn add_to(&self, index: usize, batch: &mut Batch, ids: &mut Vec<u32>) {
+        self.copy(index, ids);
+        batch.push_known(ids, index as u64);
     }
 }
 
@@ -83,38 +101,56 @@ pub fn order_bytes(len: usize) -> u64 {
     20 * len as u64
 }
 
-/// How large batches get, known before the first step: orders are pure functions of the seed.
+/// How large batches get and what is kept of them, known before the first step: orders are pure functions of the seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShape {
     /// Rows of the largest batch that is computed at once.
     pub rows: usize,
     /// Tokens of the longest sequence.
     pub longest: usize,
+    /// Sequences that a batch computed at once holds at most.
+    pub sequences: usize,
+    /// What the backward pass computes again.
+    pub recompute: Recompute,
 }
 
 impl BatchShape {
     /// Whole batches of sequences of `longest` tokens.
     pub fn full(recipe: &Recipe, longest: usize) -> BatchShape {
         let sequences = recipe.micro_batch.min(recipe.batch);
-        BatchShape { rows: sequences * longest.saturating_sub(1).max(1), longest }
+        let rows = sequences * longest.saturating_sub(1).max(1);
+        BatchShape { rows, longest, sequences, recompute: Recompute::None }
     }
 
     /// The largest that training and validation will meet.
     pub fn of(recipe: &Recipe, train: &dyn Sequences, valid: &dyn Sequences) -> BatchShape {
         let micro = recipe.micro_batch.min(recipe.batch).max(1);
-        let inputs = |data: &dyn Sequences, part: &[u32]| -> usize {
-            part.iter().map(|&i| data.length(i as usize).saturating_sub(1)).sum()
+        let mut shape = BatchShape {
+            rows: 1,
+            longest: train.longest().max(valid.longest()),
+            sequences: 1,
+            recompute: Recompute::None,
+        };
+        let mut meet = |data: &dyn Sequences, part: &[u32]| {
+            let sum = |of: &dyn Fn(usize) -> usize| part.iter().map(|&i| of(i as usize)).sum();
+            shape.rows = shape.rows.max(sum(&|i| data.rows(i)));
+            shape.sequences = shape.sequences.max(sum(&|i| data.parts(i)));
         };
         let in_order: Vec<u32> = (0..valid.len() as u32).collect();
-        let mut rows = in_order.chunks(micro).map(|part| inputs(valid, part)).max().unwrap_or(0);
+        in_order.chunks(micro).for_each(|part| meet(valid, part));
         for epoch in 0..recipe.epochs {
             let order = epoch_order(recipe.seed, epoch, train.len());
             for batch in order.chunks(recipe.batch) {
-                let largest = batch.chunks(micro).map(|part| inputs(train, part)).max();
-                rows = rows.max(largest.unwrap_or(0));
+                batch.chunks(micro).for_each(|part| meet(train, part));
             }
         }
-        BatchShape { rows: rows.max(1), longest: train.longest().max(valid.longest()) }
+        shape
+    }
+
+    /// The same with activations computed again.
+    #[must_use]
+    pub fn recomputing(self, recompute: Recompute) -> BatchShape {
+        BatchShape { recompute, ..self }
     }
 }
 

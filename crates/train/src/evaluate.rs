@@ -2,7 +2,7 @@
 
 use crate::data::{Facts, Sequences};
 use models::ngram::Ngram;
-use models::{Batch, Model, Runner};
+use models::{Batch, IGNORED, Model, Runner};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -124,8 +124,7 @@ fn score_network(
     for part in all.chunks(batch.max(1)) {
         rows.clear();
         for &i in part {
-            data.copy(i, &mut ids);
-            rows.push_known(&ids, 0);
+            data.add_to(i, &mut rows, &mut ids);
         }
         let (losses, best, confidence) = runner.evaluate(model, &rows);
         let predictions: Vec<Prediction> = (0..rows.rows())
@@ -135,7 +134,8 @@ fn score_network(
                 confidence: f64::from(confidence[r]),
             })
             .collect();
-        for (&i, &(row, count)) in part.iter().zip(&rows.sequences) {
+        let owners = part.iter().flat_map(|&i| std::iter::repeat_n(i, data.parts(i)));
+        for (i, &(row, count)) in owners.zip(&rows.sequences) {
             let range = row..row + count;
             each(data.facts(i), &rows.targets[range.clone()], &predictions[range]);
         }
@@ -177,7 +177,7 @@ impl Scores {
         predictions: &[Prediction],
         unknown: Option<u32>,
     ) {
-        if targets.is_empty() {
+        if targets.iter().all(|&target| target == IGNORED) {
             return;
         }
         if self.positions.len() < targets.len() {
@@ -186,6 +186,9 @@ impl Scores {
         let mut own = Tally::default();
         let group = self.groups.entry(facts.group).or_default();
         for (t, (&target, p)) in targets.iter().zip(predictions).enumerate() {
+            if target == IGNORED {
+                continue;
+            }
             let correct = p.best == target;
             own.count(p.nll, correct);
             group.0.count(p.nll, correct);

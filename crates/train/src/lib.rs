@@ -5,6 +5,7 @@
 mod checkpoint;
 mod config;
 mod data;
+mod documents;
 mod evaluate;
 mod optimizer;
 mod run;
@@ -14,10 +15,12 @@ mod trainer;
 pub use checkpoint::Error as CheckpointError;
 pub use config::{Recipe, RecipeError, Schedule, TrainConfig};
 pub use data::{BatchShape, Facts, Sequences, epoch_order, order_bytes};
+pub use documents::{DocumentList, Documents};
 pub use evaluate::{BINS, Bin, Evaluator, Scores, Tally, evaluate};
 pub use optimizer::{AdamW, Applied, learning_rate};
 pub use run::{
-    CurvePoint, Error, Event, Outcome, RunOptions, State, check, resumable, run, total_steps,
+    CurvePoint, Error, Event, Outcome, RunOptions, Start, State, check, resumable, run, run_from,
+    total_steps,
 };
 pub use saved::{
     CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE, digest_of,

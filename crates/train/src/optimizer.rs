@@ -108,6 +108,11 @@ pub fn learning_rate(recipe: &Recipe, step: u64, total: u64) -> f64 {
             peak * (floor + (1.0 - floor) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()))
         }
         Schedule::Linear => peak * (1.0 - (1.0 - floor) * progress),
+        Schedule::Wsd => {
+            let falls = (total as f64 * recipe.decay_share).min(length).max(1.0);
+            let progress = (1.0 - (total as f64 - step as f64) / falls).clamp(0.0, 1.0);
+            peak * (1.0 - (1.0 - floor) * progress)
+        }
     }
 }
 
@@ -146,6 +151,12 @@ mod tests {
         assert!((learning_rate(&recipe, 9, 110) - 1.0).abs() < 1e-12);
         assert!((learning_rate(&recipe, 60, 110) - 0.55).abs() < 1e-12);
         assert!((learning_rate(&recipe, 110, 110) - 0.1).abs() < 1e-12);
+        let wsd = Recipe { schedule: Schedule::Wsd, decay_share: 0.2, ..recipe.clone() };
+        for (step, right) in [(9, 1.0), (10, 1.0), (80, 1.0), (90, 0.55), (100, 0.1)] {
+            assert!((learning_rate(&wsd, step, 100) - right).abs() < 1e-12, "{step}");
+        }
+        let all = Recipe { decay_share: 1.0, ..wsd };
+        assert!((learning_rate(&all, 10, 100) - 1.0).abs() < 1e-12);
         let constant = Recipe { schedule: Schedule::Constant, ..recipe };
         assert!((learning_rate(&constant, 90, 110) - 1.0).abs() < 1e-12);
     }

@@ -8,7 +8,7 @@ use crate::optimizer::learning_rate;
 use crate::saved::{self, write_description, write_weights};
 use crate::trainer::{StepReport, Trainer};
 use kernels::Team;
-use models::Model;
+use models::{Model, Recompute};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -181,17 +181,41 @@ pub fn total_steps(config: &TrainConfig, sequences: usize) -> u64 {
     if config.train.max_steps > 0 { all.min(config.train.max_steps) } else { all }
 }
 
+/// What a run starts with beside its options.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// Weights to go on from; fresh ones when absent. A resumed run needs none.
+    pub model: Option<Model>,
+    /// What the backward pass computes again; it changes no bit.
+    pub recompute: Recompute,
+}
+
 /// Runs training to its end, to a signal, or to an error; a checkpoint is whole at every moment.
 ///
 /// # Errors
 /// See [`Error`].
 pub fn run(options: &RunOptions, tell: &mut dyn FnMut(Event)) -> Result<Outcome, Error> {
+    run_from(Start::default(), options, tell)
+}
+
+/// The same from given weights.
+///
+/// # Errors
+/// See [`Error`].
+pub fn run_from(
+    start: Start,
+    options: &RunOptions,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Outcome, Error> {
     let RunOptions { config, train, valid, dir, team, .. } = *options;
     let recipe = &config.train;
     check(config, train, valid)?;
-    let shape = BatchShape::of(recipe, train, valid);
+    let shape = BatchShape::of(recipe, train, valid).recomputing(start.recompute);
     let identity = identity(options);
-    let mut trainer = Trainer::new(config, shape, team)?;
+    let mut trainer = match start.model {
+        Some(model) => Trainer::of(model, recipe, shape, team)?,
+        None => Trainer::new(config, shape, team)?,
+    };
     let mut state = State { identity: identity.clone(), ..State::default() };
     if options.resume {
         let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)));

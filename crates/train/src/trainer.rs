@@ -37,9 +37,9 @@ pub struct StepReport {
     pub applied: bool,
 }
 
-fn workload(recipe: &Recipe, shape: BatchShape, threads: usize) -> Workload {
-    let sequences = recipe.micro_batch.min(recipe.batch);
-    Workload { rows: shape.rows, sequences, longest: shape.longest, threads, training: true }
+fn workload(shape: BatchShape, threads: usize) -> Workload {
+    let BatchShape { rows, longest, sequences, .. } = shape;
+    Workload { rows, sequences, longest, threads, training: true }
 }
 
 impl Trainer {
@@ -56,8 +56,8 @@ impl Trainer {
         let mut plan = Model::plan(&config.model)?;
         plan.add(&layout.buffer_spec("gradients", Account::Gradients));
         plan.extend(AdamW::plan(&layout));
-        let workload = workload(&config.train, shape, threads);
-        plan.extend(Runner::plan(&config.model, &workload)?);
+        let workload = workload(shape, threads);
+        plan.extend(Runner::plan_recomputing(&config.model, &workload, shape.recompute)?);
         Ok(plan)
     }
 
@@ -72,14 +72,28 @@ impl Trainer {
     ) -> Result<Trainer, models::Error> {
         let mut model = Model::new(&config.model)?;
         model.weights_mut().initialise(config.train.seed);
+        Trainer::of(model, &config.train, shape, team)
+    }
+
+    /// The same for a model that has weights.
+    ///
+    /// # Errors
+    /// When there is no gradient for it, or memory is not to be had.
+    pub fn of(
+        model: Model,
+        recipe: &Recipe,
+        shape: BatchShape,
+        team: &Arc<Team>,
+    ) -> Result<Trainer, models::Error> {
         let layout = Arc::clone(model.layout());
         let gradients = Parameters::zeros(&layout, "gradients", Account::Gradients)?;
         let optimizer = AdamW::new(&layout)?;
-        let runner = Runner::new(&model, workload(&config.train, shape, team.threads()), team)?;
+        let workload = workload(shape, team.threads());
+        let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
         Ok(Trainer {
             model,
             optimizer,
-            recipe: config.train.clone(),
+            recipe: recipe.clone(),
             gradients,
             runner,
             batch: Batch::default(),
@@ -98,6 +112,7 @@ impl Trainer {
                 (c.vocab_size, c.hidden_size, c.intermediate_size) = (64, 16, 32);
                 (c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) = (1, 1, 8);
                 (c.num_key_value_heads, c.head_dim) = (None, None);
+                (c.rope_scaling, c.sliding_window) = (None, None);
             }
             ModelConfig::Rnn(c) => (c.vocab_size, c.embedding_size, c.hidden_size) = (64, 16, 16),
             ModelConfig::Ngram(_) => return,
@@ -121,8 +136,7 @@ impl Trainer {
         epoch: u64,
         rate: f64,
     ) -> StepReport {
-        let targets: u64 =
-            indices.iter().map(|&i| data.length(i as usize).saturating_sub(1) as u64).sum();
+        let targets: u64 = indices.iter().map(|&i| data.num_targets(i as usize)).sum();
         let mut report = StepReport { targets, ..StepReport::default() };
         if targets == 0 {
             return report;
@@ -137,8 +151,7 @@ impl Trainer {
         for part in indices.chunks(self.recipe.micro_batch) {
             self.batch.clear();
             for &i in part {
-                data.copy(i as usize, &mut self.ids);
-                self.batch.push_known(&self.ids, u64::from(i));
+                data.add_to(i as usize, &mut self.batch, &mut self.ids);
             }
             let losses =
                 self.runner.train(&self.model, &self.batch, scale, dropout, &mut self.gradients);

@@ -9,22 +9,33 @@ use train::{BatchShape, Recipe, TrainConfig, Trainer};
 #[test]
 fn the_plan_is_what_is_charged() {
     let vocab = 500;
+    let email = TransformerConfig::email(vocab, 64);
+    let every_norm = TransformerConfig {
+        num_hidden_layers: 5,
+        norm: NormConfig::Rms,
+        positions: PositionConfig::Rotary,
+        mlp: MlpConfig::GegluTanh,
+        qk_norm: true,
+        post_norm: true,
+        ..email.clone()
+    };
     let models = [
-        ModelConfig::Transformer(TransformerConfig::email(vocab, 64)),
+        ModelConfig::Transformer(email),
+        ModelConfig::Transformer(every_norm),
         ModelConfig::Rnn(RnnConfig::email(vocab)),
     ];
     for model in models {
-        for threads in [1, 3] {
+        for (threads, recompute) in [
+            (1, Recompute::None),
+            (3, Recompute::None),
+            (2, Recompute::Attention),
+            (2, Recompute::Layer),
+        ] {
             let config = TrainConfig { model: model.clone(), train: Recipe::default() };
-            let plan =
-                Trainer::plan(&config, BatchShape::full(&config.train, 65), threads).unwrap();
+            let shape = BatchShape::full(&config.train, 65).recomputing(recompute);
+            let plan = Trainer::plan(&config, shape, threads).unwrap();
             assert_eq!(snapshot().current.iter().sum::<u64>(), 0);
-            let trainer = Trainer::new(
-                &config,
-                BatchShape::full(&config.train, 65),
-                &Arc::new(Team::new(threads)),
-            )
-            .unwrap();
+            let trainer = Trainer::new(&config, shape, &Arc::new(Team::new(threads))).unwrap();
             let books = snapshot();
             for account in Account::ALL {
                 let (predicted, measured) = (plan.of(account), books.current[account as usize]);

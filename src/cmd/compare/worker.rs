@@ -338,7 +338,7 @@ fn next(model: &SavedModel, ids: &[u32], threads: Option<usize>) -> Result<Vec<f
             let mut batch = Batch::default();
             batch.push_inputs(ids, 0, 0);
             let mut logits = vec![0.0f32; chances.len()];
-            runner.logits(network, &batch, &mut [], &[ids.len() - 1], &mut logits);
+            runner.logits(network, &batch, &mut [][..], &[ids.len() - 1], &mut logits);
             let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let powers = logits.iter().map(|logit| f64::from(logit - most).exp());
             chances = powers.collect();

@@ -17,7 +17,7 @@ mod rows;
 
 pub use pack::{QuantBlock, pack_panel, unpack_block};
 pub use product::{QuantMatrix, quant_matmul};
-pub use rows::{QuantRows, quantise_rows, rows_bytes};
+pub use rows::{Digits, QuantRows, quant_rows_len, quantise_rows};
 
 /// Rows a panel holds.
 pub const PANEL_ROWS: usize = 16;

@@ -4,7 +4,7 @@
 //! for all of them. One row is bound by reading W, so what comes next is asked for ahead.
 
 use super::quads::{self, Quads};
-use super::rows::RowBlock;
+use super::rows::{Digits, RowBlock};
 use super::{BLOCK, PANEL_ROWS, QuantKind, QuantRows, SUPER, Scales};
 use crate::Isa;
 use crate::lanes::Lanes;
@@ -76,7 +76,8 @@ pub fn quant_matmul(
                 let tile = Tile {
                     panel: panels[p * bytes..].as_ptr(),
                     cols,
-                    codes: x.codes[row * cols..].as_ptr(),
+                    codes: x.codes[row * (x.codes.len() / x.rows)..].as_ptr(),
+                    digits: x.digits,
                     blocks: x.blocks[row * (cols / BLOCK)..].as_ptr(),
                     bias: if bias.is_empty() { bias } else { &bias[from..from + width] },
                     y: y.pointer().wrapping_add(row * y_stride + y_from + from),
@@ -97,6 +98,7 @@ struct Tile<'a> {
     panel: *const u8,
     cols: usize,
     codes: *const i8,
+    digits: Digits,
     blocks: *const RowBlock,
     bias: &'a [f32],
     y: *mut f32,
@@ -180,17 +182,20 @@ unsafe fn by_kind<Q: Quads>(kind: QuantKind, m: usize, tile: &Tile) {
 unsafe fn by_rows<Q: Quads>(kind: QuantKind, m: usize, tile: &Tile) {
     // SAFETY: as the caller's.
     unsafe {
-        match m {
-            8 => rows::<Q, 8>(kind, tile),
-            4 => rows::<Q, 4>(kind, tile),
-            _ => rows::<Q, 1>(kind, tile),
+        match (m, tile.digits) {
+            (8, Digits::One) => rows::<Q, 8>(kind, Digits::One, tile),
+            (4, Digits::One) => rows::<Q, 4>(kind, Digits::One, tile),
+            (_, Digits::One) => rows::<Q, 1>(kind, Digits::One, tile),
+            (8, Digits::Two) => rows::<Q, 8>(kind, Digits::Two, tile),
+            (4, Digits::Two) => rows::<Q, 4>(kind, Digits::Two, tile),
+            (_, Digits::Two) => rows::<Q, 1>(kind, Digits::Two, tile),
         }
     }
 }
 
 /// M rows of x times one panel.
 #[inline(always)]
-unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, tile: &Tile) {
+unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, digits: Digits, tile: &Tile) {
     let blocks = tile.cols / BLOCK;
     // SAFETY: the tile's panel holds `blocks` blocks, x M rows of them, y M rows of `width`.
     unsafe {
@@ -216,7 +221,7 @@ unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, tile: &Tile) {
                     ahead += 64;
                 }
             }
-            block::<Q, M>(kind, tile, at, b, supers, &mut sums);
+            block::<Q, M>(kind, digits, tile, at, b, supers, &mut sums);
             at = at.add(kind.block_bytes());
         }
         for (m, sum) in sums.iter().enumerate() {
@@ -230,6 +235,7 @@ unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, tile: &Tile) {
 #[inline(always)]
 unsafe fn block<Q: Quads, const M: usize>(
     kind: QuantKind,
+    digits: Digits,
     tile: &Tile,
     at: *const u8,
     b: usize,
@@ -251,24 +257,22 @@ unsafe fn block<Q: Quads, const M: usize>(
                 supers[0].mul(Q::signed_bytes(at.add(PANEL_ROWS))),
             ],
         };
-        let bits = match kind.zero_bits() {
-            Some(bits) => bits,
-            None => 0,
-        };
+        let bits = kind.zero_bits().unwrap_or_default();
         let centred = kind.zero_bits().is_some();
         for (m, sum) in sums.iter_mut().enumerate() {
-            let x = tile.codes.add(m * tile.cols + b * BLOCK);
+            let low = if digits == Digits::Two { tile.cols } else { 0 };
+            let x = tile.codes.add(m * (tile.cols + low) + b * BLOCK);
             let row = &*tile.blocks.add(m * (tile.cols / BLOCK) + b);
             let d = Q::Lanes::splat(row.scale);
             if kind.scales() == Scales::Sixteen {
                 let (first, second) = (row.half_sum, row.sum - row.half_sum);
-                let low = dots::<Q>(kind, &steps, 0, 4, x, -(first << bits));
-                *sum = sum.add(Q::floats(low).mul(scale.mul(d)));
-                let high = dots::<Q>(kind, &steps, 4, 8, x, -(second << bits));
-                *sum = sum.add(Q::floats(high).mul(other.mul(d)));
+                let first = dots::<Q>(kind, &steps, 0, 4, x, low, -(first << bits));
+                *sum = sum.add(Q::floats(first).mul(scale.mul(d)));
+                let second = dots::<Q>(kind, &steps, 4, 8, x, low, -(second << bits));
+                *sum = sum.add(Q::floats(second).mul(other.mul(d)));
             } else {
                 let start = if centred { -(row.sum << bits) } else { 0 };
-                let whole = dots::<Q>(kind, &steps, 0, 8, x, start);
+                let whole = dots::<Q>(kind, &steps, 0, 8, x, low, start);
                 *sum = sum.add(Q::floats(whole).mul(scale.mul(d)));
                 if !centred {
                     *sum = sum.add(other.mul(Q::Lanes::splat(row.scaled_sum)));
@@ -278,7 +282,7 @@ unsafe fn block<Q: Quads, const M: usize>(
     }
 }
 
-/// start + Σ codes·x over some steps.
+/// start + Σ codes·x over some steps; x has low digits `low` further on, unless that is 0.
 #[inline(always)]
 unsafe fn dots<Q: Quads>(
     kind: QuantKind,
@@ -286,11 +290,31 @@ unsafe fn dots<Q: Quads>(
     from: usize,
     to: usize,
     x: *const i8,
+    low: usize,
     start: i32,
+) -> Q::Sums {
+    // SAFETY: x holds a block, and another of low digits.
+    unsafe {
+        if low == 0 {
+            return digit_dots::<Q>(kind, steps, from, to, x, Q::sums(start));
+        }
+        let high = digit_dots::<Q>(kind, steps, from, to, x, Q::sums(0));
+        let low = digit_dots::<Q>(kind, steps, from, to, x.add(low), Q::sums(start));
+        Q::add_128(low, high)
+    }
+}
+
+#[inline(always)]
+unsafe fn digit_dots<Q: Quads>(
+    kind: QuantKind,
+    steps: &[Q; 8],
+    from: usize,
+    to: usize,
+    x: *const i8,
+    mut sums: Q::Sums,
 ) -> Q::Sums {
     // SAFETY: x holds a block.
     unsafe {
-        let mut sums = Q::sums(start);
         let mut step = from;
         while step < to {
             let x = x.add(4 * step);
@@ -332,7 +356,9 @@ unsafe fn steps<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q; 8] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{QuantBlock, pack_panel, quantise_rows, rows_bytes, unpack_block};
+    use super::super::{
+        Digits, QuantBlock, pack_panel, quant_rows_len, quantise_rows, unpack_block,
+    };
     use super::*;
 
     fn random(seed: u64, i: usize) -> u64 {
@@ -400,7 +426,9 @@ mod tests {
         let (n, cols, m) = (37, 512, 13);
         let x: Vec<f32> = (0..m * cols).map(|i| crate::normal(9, i as u64)).collect();
         let bias: Vec<f32> = (0..n).map(|i| crate::normal(8, i as u64)).collect();
-        for kind in QuantKind::ALL {
+        let digits = [Digits::One, Digits::Two];
+        let all = QuantKind::ALL.into_iter().flat_map(|kind| digits.map(|digits| (kind, digits)));
+        for (kind, digits) in all {
             let panels = packed(kind, n, cols);
             let matrix = QuantMatrix { kind, rows: n, cols, panels: &panels };
             let mut seen: Vec<Vec<u32>> = Vec::new();
@@ -408,13 +436,14 @@ mod tests {
                 isa.force();
                 for threads in [1, 3] {
                     let team = Team::new(threads);
-                    let mut work = vec![0; rows_bytes(m, cols)];
-                    let rows = quantise_rows(&team, &x, cols, &mut work);
+                    let mut work = vec![0.0; quant_rows_len(m, cols, digits)];
+                    let rows = quantise_rows(&team, &x, cols, digits, &mut work);
                     let mut y = vec![f32::NAN; m * (n + 3)];
                     quant_matmul(&team, &rows, &matrix, &bias, &mut y, n + 3, 2);
                     check(&matrix, &rows, &bias, &y);
                     // Alone, a row has the same bits.
-                    let alone = quantise_rows(&team, &x[4 * cols..5 * cols], cols, &mut work);
+                    let row = &x[4 * cols..5 * cols];
+                    let alone = quantise_rows(&team, row, cols, digits, &mut work);
                     let mut single = vec![0.0; n];
                     quant_matmul(&team, &alone, &matrix, &bias, &mut single, n, 0);
                     assert_eq!(single[..], y[4 * (n + 3) + 2..4 * (n + 3) + 2 + n], "{kind:?}");
@@ -422,6 +451,17 @@ mod tests {
                 }
             }
             assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "{kind:?}");
+        }
+    }
+
+    fn code(x: &QuantRows, row: usize, column: usize) -> i32 {
+        let digit = |at: usize| i32::from(x.codes[at]);
+        match x.digits {
+            Digits::One => digit(row * x.cols + column),
+            Digits::Two => {
+                let high = row * 2 * x.cols + column;
+                digit(high) * 128 + digit(high + x.cols)
+            }
         }
     }
 
@@ -436,7 +476,7 @@ mod tests {
                     let w = unpack_block(kind, panel, o % PANEL_ROWS, index).values(kind);
                     let d = f64::from(x.blocks[r * (cols / BLOCK) + index].scale);
                     for (i, w) in w.iter().enumerate() {
-                        let x = d * f64::from(x.codes[r * cols + index * BLOCK + i]);
+                        let x = d * f64::from(code(x, r, index * BLOCK + i));
                         right += f64::from(*w) * x;
                         size += (f64::from(*w) * x).abs();
                     }
@@ -453,13 +493,18 @@ mod tests {
         let team = Team::new(1);
         let mut x: Vec<f32> = (0..96).map(|i| crate::normal(3, i)).collect();
         x[32..64].fill(0.0);
-        let mut work = vec![0; rows_bytes(1, 96)];
-        let rows = quantise_rows(&team, &x, 96, &mut work);
-        for (i, (&x, &code)) in x.iter().zip(rows.codes).enumerate() {
-            let scale = rows.blocks[i / BLOCK].scale;
-            assert!((x - scale * f32::from(code)).abs() <= scale * 0.5001);
+        for (digits, most) in [(Digits::One, 127.0), (Digits::Two, 127.0 * 128.0)] {
+            let mut work = vec![0.0; quant_rows_len(1, 96, digits)];
+            let rows = quantise_rows(&team, &x, 96, digits, &mut work);
+            for (i, &value) in x.iter().enumerate() {
+                let largest =
+                    x[i / BLOCK * BLOCK..][..BLOCK].iter().fold(0f32, |a, b| a.max(b.abs()));
+                let scale = rows.blocks[i / BLOCK].scale;
+                assert!((scale - largest / most).abs() <= 1e-6 * scale);
+                assert!((value - scale * code(&rows, 0, i) as f32).abs() <= scale * 0.51);
+            }
+            assert!((32..64).all(|i| code(&rows, 0, i) == 0) && rows.blocks[1].scale == 0.0);
         }
-        assert!(rows.codes[32..64].iter().all(|&c| c == 0) && rows.blocks[1].scale == 0.0);
     }
 
     #[test]

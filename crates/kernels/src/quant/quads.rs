@@ -26,7 +26,9 @@ pub(super) trait Quads: Copy {
     unsafe fn dot_small(self, p: *const i8, sums: Self::Sums) -> Self::Sums;
     /// As `dot_small` for any codes.
     unsafe fn dot(self, p: *const i8, sums: Self::Sums) -> Self::Sums;
-    /// As f32, exactly below 2^24.
+    /// low + 128·high
+    unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums;
+    /// As f32, to the nearest.
     unsafe fn floats(sums: Self::Sums) -> Self::Lanes;
     /// Sixteen f16 as f32.
     unsafe fn halves(p: *const u8) -> Self::Lanes;
@@ -85,6 +87,12 @@ impl Quads for Plain {
                 *sum += i32::from(code) * x;
             }
         }
+        sums
+    }
+    #[inline(always)]
+    unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums {
+        let mut sums = low;
+        sums.iter_mut().zip(high).for_each(|(sum, high)| *sum += 128 * high);
         sums
     }
     #[inline(always)]
@@ -210,6 +218,16 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums {
+            // SAFETY: the caller has AVX2.
+            unsafe {
+                [
+                    _mm256_add_epi32(low[0], _mm256_slli_epi32::<7>(high[0])),
+                    _mm256_add_epi32(low[1], _mm256_slli_epi32::<7>(high[1])),
+                ]
+            }
+        }
+        #[inline(always)]
         unsafe fn floats(sums: Self::Sums) -> Self::Lanes {
             // SAFETY: the caller has AVX2.
             unsafe { crate::lanes::Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
@@ -279,6 +297,11 @@ mod x86 {
         unsafe fn dot(self, p: *const i8, sums: Self::Sums) -> Self::Sums {
             // SAFETY: the caller has AVX-512 VNNI.
             unsafe { _mm512_dpbusd_epi32(sums, self.0, _mm512_set1_epi32(four(p))) }
+        }
+        #[inline(always)]
+        unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums {
+            // SAFETY: the caller has AVX-512.
+            unsafe { _mm512_add_epi32(low, _mm512_slli_epi32::<7>(high)) }
         }
         #[inline(always)]
         unsafe fn floats(sums: Self::Sums) -> Self::Lanes {

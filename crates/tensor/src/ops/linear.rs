@@ -1,10 +1,23 @@
 //! y = W·x + b.
 
 use crate::{Initial, Layout, ParamId, Parameters};
-use kernels::{Init, Mat, Team, column_sums, matmul, pack_transposed, packed_len};
+use kernels::{
+    Digits, Init, Mat, Team, column_sums, matmul, pack_transposed, packed_len, quant_matmul,
+    quantise_rows,
+};
+use std::cell::RefCell;
+
+/// What products read beside the weights.
+pub struct Packed<'a> {
+    /// The packed forms of matrices of values.
+    pub matrices: &'a [f32],
+    /// Room for rounded rows of x, where matrices are quantised.
+    pub rounded: RefCell<&'a mut [f32]>,
+}
 
 /// A matrix W (outputs×inputs, row-major), with or without a bias. The forward pass reads W in a
-/// packed form, made by [`Linear::pack`] whenever weights have changed.
+/// packed form, made by [`Linear::pack`] whenever weights have changed; a quantised matrix is read
+/// as it is.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: ParamId,
@@ -29,7 +42,11 @@ impl Linear {
         let bias = bias.then(|| {
             layout.add(&format!("{name}.bias"), &[outputs], Initial::Constant(0.0), false)
         });
-        Linear::of(packed, weight, bias, (outputs, inputs))
+        let mut whole = 0;
+        let linear = Linear::of(&mut whole, weight, bias, (outputs, inputs));
+        let packed_at = *packed;
+        *packed += if layout.is_quantised(weight) { 0 } else { whole };
+        Linear { packed_at, ..linear }
     }
 
     /// The same over parameters that the layout already has.
@@ -56,6 +73,9 @@ impl Linear {
 
     /// Packs W from `weights` into its place in `packed`.
     pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
+        if weights.layout().is_quantised(self.weight) {
+            return;
+        }
         let place = self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs);
         pack_transposed(
             team,
@@ -72,14 +92,20 @@ impl Linear {
         &self,
         team: &Team,
         weights: &Parameters,
-        packed: &[f32],
+        packed: &Packed,
         x: &[f32],
         y: &mut [f32],
         y_stride: usize,
         y_from: usize,
     ) {
+        if weights.layout().is_quantised(self.weight) {
+            let bias = self.bias.map_or(&[][..], |id| weights.get(id));
+            quantised_product(team, weights, self.weight, bias, packed, x, y, y_stride, y_from);
+            return;
+        }
         let rows = x.len() / self.inputs;
-        let b = Mat { row_stride: 0, ..Mat::new(self.packed(packed), self.inputs, self.outputs) };
+        let w = self.packed(packed.matrices);
+        let b = Mat { row_stride: 0, ..Mat::new(w, self.inputs, self.outputs) };
         let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
         matmul(team, Mat::new(x, rows, self.inputs), b, init, y, y_stride, y_from);
     }
@@ -117,5 +143,27 @@ impl Linear {
         let d = Mat::new(d_y, d_y.len() / self.outputs, self.outputs);
         let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
         matmul(team, d, w, Init::Zero, d_x, self.inputs, 0);
+    }
+}
+
+/// y (rows of `y_stride` from column `y_from`) = W·x + b for quantised W, x without gaps.
+#[expect(clippy::too_many_arguments, reason = "y may be a window of wider rows")]
+pub fn quantised_product(
+    team: &Team,
+    weights: &Parameters,
+    weight: ParamId,
+    bias: &[f32],
+    packed: &Packed,
+    x: &[f32],
+    y: &mut [f32],
+    y_stride: usize,
+    y_from: usize,
+) {
+    let mut workspace = packed.rounded.borrow_mut();
+    let inputs = weights.layout().specs()[weight.index()].shape[1];
+    let x = quantise_rows(team, x, inputs, Digits::Two, &mut workspace);
+    for (rows, matrix) in weights.matrices(weight) {
+        let bias = if bias.is_empty() { bias } else { &bias[rows.clone()] };
+        quant_matmul(team, &x, &matrix, bias, y, y_stride, y_from + rows.start);
     }
 }

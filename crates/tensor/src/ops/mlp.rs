@@ -4,11 +4,11 @@
 //! 512 rows at a time, so that its scratch does not grow with the batch. Chains over rows go on
 //! from one run to the next, so the bits are those of one pass over all rows.
 
-use super::Linear;
+use super::{Linear, Packed};
 use crate::{Initial, Layout, Parameters};
 use kernels::{
-    Init, Team, geglu_tanh_forward, gelu_backward, gelu_forward, gelu_tanh_forward,
-    swiglu_backward, swiglu_forward,
+    Init, Team, geglu_tanh_backward, geglu_tanh_forward, gelu_backward, gelu_forward,
+    gelu_tanh_backward, gelu_tanh_forward, swiglu_backward, swiglu_forward,
 };
 
 /// Rows in work at a time.
@@ -21,9 +21,9 @@ pub enum MlpKind {
     Gelu,
     /// SiLU of a gate times a second projection.
     SwiGlu,
-    /// GELU of one projection, by its tanh approximation. Inference only.
+    /// GELU of one projection, by its tanh approximation.
     GeluTanh,
-    /// GELU of a gate, by its tanh approximation, times a second projection. Inference only.
+    /// GELU of a gate, by its tanh approximation, times a second projection.
     GegluTanh,
 }
 
@@ -96,7 +96,7 @@ impl Mlp {
         &self,
         team: &Team,
         weights: &Parameters,
-        packed: &[f32],
+        packed: &Packed,
         x: &[f32],
         y: &mut [f32],
         up: &mut [f32],
@@ -116,6 +116,23 @@ impl Mlp {
             self.activate(team, up, act);
             self.down.forward(team, weights, packed, act, &mut y[first * c..(first + n) * c], c, 0);
         }
+    }
+
+    /// Computes `up` again, alone: what the backward pass needs of the forward pass. x: R×C.
+    pub fn recompute(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        packed: &Packed,
+        x: &[f32],
+        up: &mut [f32],
+    ) {
+        let (f, saved) = (self.inner, self.saved());
+        let up = &mut up[..x.len() / self.width * saved];
+        if let Some(gate) = &self.gate {
+            gate.forward(team, weights, packed, x, up, saved, 0);
+        }
+        self.up.forward(team, weights, packed, x, up, saved, saved - f);
     }
 
     fn activate(&self, team: &Team, up: &[f32], act: &mut [f32]) {
@@ -152,19 +169,24 @@ impl Mlp {
             let d_up = &mut scratch.d_up[..n * saved];
             self.activate(team, up, act);
             match self.kind {
-                MlpKind::Gelu => {
+                MlpKind::Gelu | MlpKind::GeluTanh => {
                     let wanted = Some((&mut *d_up, Init::Zero));
                     self.down.backward(team, weights, gradients, act, d_y, c, 0, wanted);
-                    gelu_backward(team, up, d_up);
+                    if self.kind == MlpKind::Gelu {
+                        gelu_backward(team, up, d_up);
+                    } else {
+                        gelu_tanh_backward(team, up, d_up);
+                    }
                 }
-                MlpKind::SwiGlu => {
+                MlpKind::SwiGlu | MlpKind::GegluTanh => {
                     // The activation is not needed once d_down is known: its place takes d_act.
                     self.down.backward(team, weights, gradients, act, d_y, c, 0, None);
                     self.down.input_gradient(team, weights, d_y, act);
-                    swiglu_backward(team, up, f, act, d_up);
-                }
-                MlpKind::GeluTanh | MlpKind::GegluTanh => {
-                    unreachable!("a model with this activation is not trained")
+                    if self.kind == MlpKind::SwiGlu {
+                        swiglu_backward(team, up, f, act, d_up);
+                    } else {
+                        geglu_tanh_backward(team, up, f, act, d_up);
+                    }
                 }
             }
             let wanted = Some((&mut *d_x, Init::Zero));

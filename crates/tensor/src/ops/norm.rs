@@ -2,8 +2,8 @@
 
 use crate::{Initial, Layout, ParamId, Parameters};
 use kernels::{
-    NormShape, Team, head_norm, layer_norm_backward, layer_norm_forward, rms_norm_backward,
-    rms_norm_forward,
+    HeadPlace, NormShape, Team, head_norm, head_norm_backward, layer_norm_backward,
+    layer_norm_forward, rms_norm_backward, rms_norm_forward,
 };
 
 /// Which norm.
@@ -43,7 +43,6 @@ impl Norm {
     }
 
     /// RMSNorm of each of `heads` heads in place, from column `from` of rows `stride` apart.
-    /// Inference only.
     pub fn heads_forward(
         &self,
         team: &Team,
@@ -53,6 +52,20 @@ impl Norm {
         (from, heads): (usize, usize),
     ) {
         head_norm(team, x, stride, from, heads, weights.get(self.gain), self.epsilon);
+    }
+
+    /// The gradient of [`Norm::heads_forward`]: what `d` holds at its place becomes the gradient by
+    /// what was read; adds to that of the gain. Saved: x, what was read, at a place of its own.
+    pub fn heads_backward(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        gradients: &mut Parameters,
+        x: (&[f32], HeadPlace),
+        d: (&mut [f32], HeadPlace),
+    ) {
+        let (gain, d_gain) = (weights.get(self.gain), gradients.get_mut(self.gain));
+        head_norm_backward(team, x, d, gain, self.epsilon, d_gain);
     }
 
     fn shape(&self, x: &[f32]) -> NormShape {

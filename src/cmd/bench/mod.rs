@@ -1,5 +1,7 @@
 //! `autoreg bench`: speed and memory on random tokens, in the form that peers are measured in.
 
+mod model;
+
 use crate::cmd::train::ledger_table;
 use crate::cmd::{json, team};
 use crate::error::CliError;
@@ -35,6 +37,10 @@ enum What {
     TrainMemory(TrainMemory),
     /// Causal attention alone, forward or forward and backward
     Attention(Attention),
+    /// Tokens/s of reading a prompt
+    Prefill(model::Prefill),
+    /// Tokens/s of extending it, and the share of the memory's bandwidth that this reaches
+    Decode(model::Decode),
     /// Load on a server with the OpenAI interface: time to first token, between tokens, to the end
     Serve(crate::cmd::bench_serve::BenchServeArgs),
 }
@@ -117,6 +123,8 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
         What::TrainSpeed(args) => train_speed(&args),
         What::TrainMemory(args) => train_memory(&args),
         What::Attention(args) => attention(&args),
+        What::Prefill(args) => model::prefill(&args),
+        What::Decode(args) => model::decode(&args),
         What::Serve(args) => crate::cmd::bench_serve::run_serve(&args),
     }
 }

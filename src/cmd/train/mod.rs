@@ -1,18 +1,25 @@
 //! `autoreg train`: one model on one data set, into a run folder.
 
+mod memory;
+
+use crate::cmd::documents::{self, Encoding, Files};
+use crate::cmd::init::{Init, Weights};
 use crate::cmd::{fit, json, team};
 use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
 use corpus::{Dataset, Side};
 use ledger::{Account, Charge, Plan, Report};
+use memory::Asked;
 use models::ngram::Counter;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use tokenizer::Tokenizer;
 use train::{
-    BatchShape, Event, Outcome, RunOptions, Schedule, Sequences, TrainConfig, Trainer, order_bytes,
+    BatchShape, Event, Outcome, Recipe, RunOptions, Schedule, Sequences, Start, TrainConfig,
+    Trainer, order_bytes,
 };
 
 /// Models that have a name.
@@ -35,6 +42,11 @@ Examples:
   autoreg train --data DATA --model transformer --out runs/t1
   autoreg train --data DATA --config my.toml --seed 2 --out runs/t2
   autoreg train --data DATA --model transformer --out runs/t1 --resume
+  autoreg train --init model.gguf --chat talks.jsonl --out runs/f1 --recompute auto --memory 4GiB
+
+With --init the defaults are those of fine-tuning: --epochs 1 --batch 8 --micro-batch 1
+--learning-rate 2e-5 --warmup-steps 10. The run folder then also holds huggingface/, which
+transformers loads.
 
 A configuration file holds [model] and [train]:
   [model]
@@ -49,8 +61,33 @@ A configuration file holds [model] and [train]:
   learning_rate = 1e-2")]
 pub struct TrainArgs {
     /// A folder made by `autoreg data prepare`
-    #[arg(long, value_name = "DIR")]
-    pub data: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["text", "chat"])]
+    pub data: Option<PathBuf>,
+    /// A model to go on from: a GGUF file (dequantised), a Hugging Face folder or a run folder
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["model", "config"])]
+    pub init: Option<PathBuf>,
+    /// Plain texts, one document a file; of a .jsonl file the `text` of each line
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "init", conflicts_with = "data")]
+    pub text: Vec<PathBuf>,
+    /// Conversations, a JSON object with `messages` a line: the assistant's tokens are learnt
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "init", conflicts_with = "data")]
+    pub chat: Vec<PathBuf>,
+    /// Files of the validation side, of the kind of --text, else of --chat
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data")]
+    pub valid: Vec<PathBuf>,
+    /// Share of the documents that validates where there is no --valid
+    #[arg(long, value_name = "X", default_value_t = 0.05, conflicts_with = "data")]
+    pub valid_share: f64,
+    /// Tokens that a pack of documents holds [default: 1024, or the model's context]
+    #[arg(long, value_name = "N", conflicts_with = "data")]
+    pub max_len: Option<usize>,
+    /// What the backward pass computes again instead of keeping it: none, attention, block, or auto
+    /// for the least that fits; no bit changes
+    #[arg(long, value_name = "WORD", value_parser = memory::asked, default_value = "none")]
+    pub recompute: Asked,
+    /// Memory that training may take, like 2GiB [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = memory::bytes)]
+    pub memory: Option<u64>,
     /// A model by name; or use --config
     #[arg(long, value_enum, conflicts_with = "config")]
     pub model: Option<ModelName>,
@@ -108,9 +145,12 @@ pub struct RecipeArgs {
     /// Steps over which the learning rate rises [default: 100]
     #[arg(long, value_name = "N")]
     pub warmup_steps: Option<u64>,
-    /// How it goes on: constant, cosine or linear [default: cosine]
+    /// How it goes on: constant, cosine, linear or wsd [default: cosine]
     #[arg(long, value_name = "WORD", value_parser = schedule)]
     pub schedule: Option<Schedule>,
+    /// Share of the steps over which wsd falls at the end [default: 0.2]
+    #[arg(long, value_name = "X")]
+    pub decay_share: Option<f64>,
     /// Decay of matrices [default: 0.01]
     #[arg(long, value_name = "X")]
     pub weight_decay: Option<f64>,
@@ -139,7 +179,8 @@ fn schedule(word: &str) -> Result<Schedule, String> {
         "constant" => Ok(Schedule::Constant),
         "cosine" => Ok(Schedule::Cosine),
         "linear" => Ok(Schedule::Linear),
-        _ => Err("choose constant, cosine or linear".to_owned()),
+        "wsd" => Ok(Schedule::Wsd),
+        _ => Err("choose constant, cosine, linear or wsd".to_owned()),
     }
 }
 
@@ -150,7 +191,16 @@ impl RecipeArgs {
             ($($field:ident),+) => { $(if let Some(x) = self.$field { recipe.$field = x; })+ };
         }
         set!(seed, epochs, batch, micro_batch, learning_rate, warmup_steps, schedule);
-        set!(weight_decay, clip, dropout, eval_every, patience, checkpoint_every, max_steps);
+        set!(
+            decay_share,
+            weight_decay,
+            clip,
+            dropout,
+            eval_every,
+            patience,
+            checkpoint_every,
+            max_steps
+        );
     }
 }
 
@@ -178,6 +228,27 @@ pub(crate) fn explain_unknown(message: &str) -> String {
         Some(near) => format!("no key `{found}`; the nearest is `{near}`"),
         None => message.clone(),
     }
+}
+
+/// The recipe of fine-tuning, before what was asked for.
+fn fine_tuning() -> Recipe {
+    Recipe {
+        epochs: 1,
+        batch: 8,
+        micro_batch: 1,
+        learning_rate: 2e-5,
+        warmup_steps: 10,
+        ..Recipe::default()
+    }
+}
+
+/// The configuration of a model that is gone on from.
+fn config_of(args: &TrainArgs, init: &Init) -> Result<TrainConfig, CliError> {
+    let mut config = TrainConfig { model: init.config.clone(), train: fine_tuning() };
+    args.recipe.apply(&mut config.train);
+    config.train.check().map_err(CliError::input)?;
+    config.model.check_trainable().map_err(CliError::input)?;
+    Ok(config)
 }
 
 /// The configuration that arguments and data make.
@@ -221,11 +292,16 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
 
 /// Trains as told.
 pub fn run(args: TrainArgs) -> Result<(), CliError> {
-    let data = Dataset::open(&args.data).map_err(CliError::input)?;
-    let config = config(&args, &data)?;
-    let summary = match &config.model {
-        ModelConfig::Ngram(ngram) => count(&args, &config, ngram, &data)?,
-        _ => descend(&args, &config, &data)?,
+    let data = args.data.as_deref().map(Dataset::open).transpose().map_err(CliError::input)?;
+    let init = args.init.as_deref().map(Init::open).transpose()?;
+    let config = match (&init, &data) {
+        (Some(init), _) => config_of(&args, init)?,
+        (None, Some(data)) => config(&args, data)?,
+        (None, None) => return Err(CliError::input("no --data and no --init")),
+    };
+    let summary = match (&config.model, &data) {
+        (ModelConfig::Ngram(ngram), Some(data)) => count(&args, &config, ngram, data)?,
+        _ => descend(&args, &config, data.as_ref(), init)?,
     };
     let text = json(&summary.json)?;
     write(&args.out.join("result.json"), &text)?;
@@ -291,45 +367,149 @@ pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
     charges
 }
 
+/// Adds the documents and their order to the plan; the documents have charged themselves.
+fn plan_documents(plan: &mut Plan, train: &dyn Sequences) -> Vec<Charge> {
+    let order = order_bytes(train.len());
+    plan.add_bytes("order of an epoch", Account::Data, order);
+    plan.add_bytes("documents", Account::Data, ledger::snapshot().current[Account::Data as usize]);
+    vec![Charge::new(Account::Data, order)]
+}
+
 struct Summary {
     json: serde_json::Value,
     text: String,
     ledger: Option<Report>,
 }
 
+/// What a run reads.
+struct Material<'a> {
+    train: &'a dyn Sequences,
+    valid: &'a dyn Sequences,
+    tokenizer: &'a Tokenizer,
+    /// Names the data, and the model that is gone on from.
+    hash: String,
+    synthetic: bool,
+}
+
+/// The documents named by the arguments, encoded by the model's tokenizer.
+fn read_documents(args: &TrainArgs, init: &Init) -> Result<documents::Read, CliError> {
+    let template = init.template()?;
+    let limit = init.config.context_limit().unwrap_or(usize::MAX);
+    let max_len = args.max_len.unwrap_or(1024.min(limit.saturating_add(1)));
+    let files = Files {
+        texts: &args.text,
+        chats: &args.chat,
+        valid: &args.valid,
+        valid_share: args.valid_share,
+    };
+    let (tokenizer, ends) = (&init.tokenizer, &init.ends[..]);
+    let encoding = Encoding { tokenizer, ends, template: template.as_ref(), max_len };
+    let read = documents::read(&files, &encoding)?;
+    if !args.quiet && !args.json {
+        read.notes.iter().for_each(|note| term::note(note));
+    }
+    Ok(read)
+}
+
+/// Whether a data set's ids mean to the model what they mean there.
+fn same_words(init: &Init, data: &Dataset) -> Result<(), CliError> {
+    if init.tokenizer.sha256() == data.tokenizer().sha256() {
+        return Ok(());
+    }
+    Err(CliError::input(format!(
+        "{} was prepared with another tokenizer than the model of --init has; give the texts \
+         themselves with --text",
+        data.dir().display()
+    )))
+}
+
 /// Gradient descent, in a run folder.
-fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Summary, CliError> {
+fn descend(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    data: Option<&Dataset>,
+    mut init: Option<Init>,
+) -> Result<Summary, CliError> {
     let team = team(args.threads)?;
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
-    let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
-    verify(data)?;
+    let weights = init.as_mut().map(Init::take_weights);
+    let from = weights.as_ref().map_or(Ok(String::new()), Weights::digest)?;
+    let read;
+    let material = match (data, &init) {
+        (Some(data), _) => {
+            init.as_ref().map_or(Ok(()), |init| same_words(init, data))?;
+            verify(data)?;
+            Material {
+                train: data.side(Side::Train),
+                valid: data.side(Side::Valid),
+                tokenizer: data.tokenizer(),
+                hash: format!("{}{from}", data.tokenizer().sha256()),
+                synthetic: data.manifest().synthetic,
+            }
+        }
+        (None, Some(init)) => {
+            read = read_documents(args, init)?;
+            Material {
+                train: &read.train,
+                valid: &read.valid,
+                tokenizer: &init.tokenizer,
+                hash: format!("{}{from}", read.hash),
+                synthetic: false,
+            }
+        }
+        (None, None) => return Err(CliError::input("no --data and no --init")),
+    };
+    let (train, valid) = (material.train, material.valid);
     train::check(config, train, valid).map_err(CliError::input)?;
     let shape = BatchShape::of(&config.train, train, valid);
-    let mut plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
-    fit(
-        &plan,
-        &format!("training this {}", config.model.kind()),
-        "make the model or micro_batch smaller",
-    )?;
-    let _files = plan_token_files(&mut plan, data);
+    let free = ledger::available_bytes().unwrap_or(u64::MAX);
+    let (recompute, mut plan) = match (args.recompute, args.memory) {
+        (Asked::Exactly(way), None) => {
+            let shape = shape.recomputing(way);
+            let plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
+            fit(
+                &plan,
+                &format!("training this {}", config.model.kind()),
+                "make the model or micro_batch smaller, or give --recompute auto",
+            )?;
+            (way, plan)
+        }
+        (asked, memory) => memory::choose(asked, memory.unwrap_or(free), runtime, |way| {
+            let shape = shape.recomputing(way);
+            Trainer::plan(config, shape, team.threads()).map_err(CliError::input)
+        })?,
+    };
+    let _files = match data {
+        Some(data) => plan_token_files(&mut plan, data),
+        None => plan_documents(&mut plan, train),
+    };
+    if args.recompute == Asked::Auto && !args.quiet && !args.json {
+        term::note(&format!("--recompute {}: predicted {}", recompute.name(), mib(plan.total())));
+    }
     make_room(args)?;
     let stop = crate::stop::on_signals()?;
-    let tokenizer = data.tokenizer().to_bytes();
+    let tokenizer = material.tokenizer.to_bytes();
+    let synthetic = material.synthetic;
     let options = RunOptions {
         config,
         train,
         valid,
         tokenizer: &tokenizer,
-        data_hash: data.tokenizer().sha256(),
+        data_hash: &material.hash,
         dir: &args.out,
         resume: args.resume,
         team: &team,
         stop: &stop,
     };
-    let total = train::total_steps(config, Sequences::len(train));
+    let model = match weights.filter(|_| !args.resume) {
+        Some(weights) => Some(weights.load(team.threads())?),
+        None => None,
+    };
+    let total = train::total_steps(config, train.len());
     let mut progress = Progress::new(total, args.quiet || args.json);
-    let outcome = train::run(&options, &mut |event| show(&mut progress, event));
+    let start = Start { model, recompute };
+    let outcome = train::run_from(start, &options, &mut |event| show(&mut progress, event));
     progress.finish();
     let Outcome { model, state, stopped_by } = outcome.map_err(|e| match e {
         train::Error::NotFinite { .. } => CliError::failed(e),
@@ -345,6 +525,10 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
         ));
     }
     let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    let exported = match &init {
+        Some(init) => init.export(&args.out, &model)?,
+        None => None,
+    };
     let parameters = model.layout().count();
     let speed = state.tokens as f64 / state.seconds.max(1e-9);
     let json = json!({
@@ -361,7 +545,9 @@ fn descend(args: &TrainArgs, config: &TrainConfig, data: &Dataset) -> Result<Sum
         "predicted_process_bytes": report.predicted_process_bytes,
         "clipped_steps": state.clipped,
         "skipped_steps": state.skipped,
-        "synthetic": data.manifest().synthetic,
+        "synthetic": synthetic,
+        "recompute": recompute.name(),
+        "huggingface": exported,
         "threads": team.threads(),
         "isa": kernels::Isa::current().name(),
         "curve": state.curve,

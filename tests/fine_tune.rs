@@ -1,0 +1,160 @@
+//! `autoreg train --init`: published models trained further on texts and conversations.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Ran, autoreg, json, works};
+use std::path::{Path, PathBuf};
+
+fn model(name: &str) -> String {
+    format!("{}/crates/families/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Invented conversations, and a text.
+fn data(place: &Path) -> (PathBuf, PathBuf) {
+    let chats: String = (0..24)
+        .map(|i| {
+            let (ask, say) = (format!("and {i}?"), format!("it is {}.", i * i));
+            let line = serde_json::json!({"messages": [
+                {"role": "user", "content": ask}, {"role": "assistant", "content": say}
+            ]});
+            format!("{line}\n")
+        })
+        .collect();
+    let (chat, text) = (place.join("talks.jsonl"), place.join("words.txt"));
+    std::fs::write(&chat, chats).unwrap();
+    std::fs::write(&text, "please send the figures to the office by noon. ".repeat(9)).unwrap();
+    (chat, text)
+}
+
+fn words(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+const RATE: [&str; 6] = ["--learning-rate", "0.01", "--warmup-steps", "2", "--batch", "2"];
+
+/// Trains a fixture on the conversations into `out`.
+fn train(name: &str, chat: &Path, out: &Path, more: &[&str]) -> serde_json::Value {
+    let init = model(name);
+    let mut all = vec!["train", "--init", &init, "--chat", words(chat), "--out", words(out)];
+    all.extend(["--valid-share", "0.2", "--max-len", "40", "--threads", "2"]);
+    all.extend(RATE);
+    all.extend(more);
+    json(&all)
+}
+
+#[test]
+fn a_model_learns_conversations_and_is_a_model_again() {
+    let place = tempfile::tempdir().unwrap();
+    let (chat, text) = data(place.path());
+    // gpt2's fixture has no beginning token, gemma3's has every feature; both have a template.
+    for name in ["gpt2", "gemma3"] {
+        let out = place.path().join(name);
+        let done = train(name, &chat, &out, &["--epochs", "6"]);
+        let curve = done["curve"].as_array().unwrap();
+        let loss = |i: usize| curve[i]["valid_loss"].as_f64().unwrap();
+        let best = done["valid_loss_nats"].as_f64().unwrap();
+        assert!(best < loss(0) - 0.3, "{name}: {best} after {}", loss(0));
+        let exported = out.join("huggingface");
+        assert_eq!(done["huggingface"], words(&exported));
+        for again in [&out, &exported] {
+            works(&["generate", words(again), "and", "--max-tokens", "3"]);
+        }
+        let ask = |folder: &Path| works(&["score", words(folder), "it is 4."]).out;
+        assert_eq!(ask(&exported), ask(&exported));
+        let next = place.path().join(format!("{name}-next"));
+        let from = exported.clone();
+        json(
+            &[
+                &["train", "--init", words(&from), "--text", words(&text), "--valid", words(&text)]
+                    [..],
+                &["--out", words(&next), "--max-len", "30", "--max-steps", "2"],
+            ]
+            .concat(),
+        );
+        assert!(next.join("huggingface/model.safetensors").is_file());
+    }
+}
+
+#[test]
+fn what_is_computed_again_or_resumed_changes_no_bit() {
+    let place = tempfile::tempdir().unwrap();
+    let (chat, _) = data(place.path());
+    let weights = |out: &Path| std::fs::read(out.join("model.safetensors")).unwrap();
+    let kept = place.path().join("kept");
+    train("gemma3", &chat, &kept, &["--epochs", "2"]);
+    for way in ["attention", "block"] {
+        let out = place.path().join(way);
+        let done = train("gemma3", &chat, &out, &["--epochs", "2", "--recompute", way]);
+        assert_eq!(done["recompute"], way);
+        assert!(weights(&out) == weights(&kept), "{way}");
+    }
+    let out = place.path().join("resumed");
+    let every = ["--epochs", "2", "--checkpoint-every", "1"];
+    train("gemma3", &chat, &out, &every);
+    let resumed_from = out.join("checkpoints");
+    let newest = std::fs::read_dir(&resumed_from).unwrap().map(|e| e.unwrap().path()).max();
+    std::fs::remove_dir_all(newest.unwrap()).unwrap();
+    let resume = [&every[..], &["--resume"]].concat();
+    train("gemma3", &chat, &out, &resume);
+    assert!(weights(&out) == weights(&kept), "resumed");
+}
+
+#[test]
+fn memory_decides_what_is_computed_again() {
+    let place = tempfile::tempdir().unwrap();
+    let (chat, _) = data(place.path());
+    let out = place.path().join("plenty");
+    let done = train("llama", &chat, &out, &["--recompute", "auto", "--memory", "8GiB"]);
+    assert_eq!(done["recompute"], "none");
+    let init = model("llama");
+    let out = place.path().join("none");
+    let ran = autoreg(
+        &[
+            &["train", "--init", &init, "--chat", words(&chat), "--out", words(&out)][..],
+            &["--recompute", "auto", "--memory", "1MiB", "--quiet"],
+        ]
+        .concat(),
+    );
+    refused(&ran, &["--recompute none", "--recompute block", "1.0 MiB", "--micro-batch"]);
+    assert!(!out.exists());
+}
+
+#[track_caller]
+fn refused(ran: &Ran, facts: &[&str]) {
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert_eq!(ran.err.trim_end().lines().count(), 1, "{}", ran.err);
+    for fact in facts {
+        assert!(ran.err.contains(fact), "{fact:?} is not in: {}", ran.err);
+    }
+}
+
+#[test]
+fn wrong_data_is_named_and_nothing_is_written() {
+    let place = tempfile::tempdir().unwrap();
+    let (chat, text) = data(place.path());
+    let out = place.path().join("out");
+    let bad = place.path().join("bad.jsonl");
+    let llama = model("llama");
+    let try_with = |kind: &str, file: &Path, more: &[&str]| {
+        let mut all = vec!["train", "--quiet", "--init", &llama, kind, words(file)];
+        all.extend(["--out", words(&out)]);
+        all.extend(more);
+        let ran = autoreg(&all);
+        assert!(!out.exists(), "{all:?}");
+        ran
+    };
+    std::fs::write(&bad, "{\"messages\": [{\"role\": \"user\"}]}\n").unwrap();
+    refused(&try_with("--chat", &bad, &[]), &["bad.jsonl: line 1", "content"]);
+    std::fs::write(&bad, "\n{\"texts\": 1}\n").unwrap();
+    refused(&try_with("--text", &bad, &[]), &["bad.jsonl: line 2", "text"]);
+    refused(&try_with("--text", &text, &["--valid-share", "0"]), &["validation", "--valid"]);
+    refused(&try_with("--chat", &chat, &["--valid-share", "1.5"]), &["--valid-share 1.5"]);
+    refused(&try_with("--chat", &chat, &["--max-len", "1"]), &["--max-len"]);
+    let long = ["--valid", words(&text), "--max-len", "500"];
+    refused(&try_with("--text", &text, &long), &["max_position_embeddings is 128"]);
+    let silent = "{\"messages\": [{\"role\": \"user\", \"content\": \"hello\"}]}\n".repeat(9);
+    std::fs::write(&bad, silent).unwrap();
+    refused(&try_with("--chat", &bad, &[]), &["training side has no document with a target"]);
+    refused(&try_with("--text", &place.path().join("missing.txt"), &[]), &["missing.txt"]);
+}
