@@ -1,7 +1,8 @@
 //! Two real models against reference outputs of another implementation in f32.
 //!
-//! Models come from `scripts/fetch-test-models` (`AUTOREG_MODELS`, default `models/`), reference
-//! outputs from `AUTOREG_SHARED` (default `../shared`); without them the tests say so and pass.
+//! Reference outputs are in `tests/fixtures/golden`, with the script that made them. Models come from
+//! `scripts/fetch-test-models` (`AUTOREG_MODELS`, default `models/`); without them the tests say so
+//! and pass.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 
@@ -15,20 +16,19 @@ use std::sync::Arc;
 /// A log-probability may differ by this much.
 const TOLERANCE: f64 = 1e-3;
 
-fn folder(variable: &str, default: &str) -> PathBuf {
+fn models() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    std::env::var_os(variable).map_or_else(|| root.join(default), PathBuf::from)
+    std::env::var_os("AUTOREG_MODELS").map_or_else(|| root.join("models"), PathBuf::from)
 }
 
 /// The reference's lines and the model, where both are there.
 fn open(name: &str) -> Option<(Vec<Value>, Checkpoint)> {
-    let golden = folder("AUTOREG_SHARED", "../shared").join("golden").join(format!("{name}.jsonl"));
-    let model = folder("AUTOREG_MODELS", "models").join(format!("{name}.gguf"));
-    for path in [&golden, &model] {
-        if !path.exists() {
-            eprintln!("skipped: no {}", path.display());
-            return None;
-        }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden");
+    let golden = folder.join(format!("{name}.jsonl"));
+    let model = models().join(format!("{name}.gguf"));
+    if !model.exists() {
+        eprintln!("skipped: no {}", model.display());
+        return None;
     }
     let text = std::fs::read_to_string(golden).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

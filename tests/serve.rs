@@ -356,9 +356,11 @@ fn a_server_told_to_end_finishes_what_it_began() {
     let mut streamed = long.clone();
     streamed["stream"] = true.into();
     let streamed = server.send("POST", COMPLETIONS, "", streamed.to_string().as_bytes());
-    while server.figure("vllm:num_requests_running") == 0.0 {}
-    server.signal("-TERM");
     let until = Instant::now() + Duration::from_secs(10);
+    while server.figure("vllm:num_requests_running") == 0.0 {
+        assert!(Instant::now() < until);
+    }
+    server.signal("-TERM");
     while server.get("/ready").status == 200 {
         assert!(Instant::now() < until);
     }

@@ -76,10 +76,16 @@ impl Server {
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 
-    /// The exit code, once it has ended.
+    /// The exit code, once it has ended, which it does within two minutes.
     pub fn ended(mut self) -> Option<i32> {
-        let status = self.child.wait().unwrap();
-        status.code()
+        let until = Instant::now() + Duration::from_secs(120);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < until, "the server does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub fn is_up(&mut self) -> bool {

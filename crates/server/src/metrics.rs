@@ -17,6 +17,9 @@ use std::time::Duration;
 type Labels = Vec<(&'static str, String)>;
 type Share = Gauge<f64, AtomicU64>;
 
+/// Why a sequence ends: the words of `crate::call::reason`.
+const REASONS: [&str; 3] = ["stop", "length", "abort"];
+
 const FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -118,7 +121,7 @@ impl Metrics {
                 metric
             }};
         }
-        Self {
+        let metrics = Self {
             running: register!("vllm:num_requests_running", "Sequences in steps", Gauge::default()),
             waiting: register!(
                 "vllm:num_requests_waiting",
@@ -267,7 +270,12 @@ impl Metrics {
                 Family::default()
             ),
             registry: Mutex::new(registry),
+        };
+        // From the start, at zero: a rate over a series that appears with its first event misses it.
+        for reason in REASONS {
+            drop(metrics.success.get_or_create(&vec![("finished_reason", reason.to_owned())]));
         }
+        metrics
     }
 
     /// A step has run.
