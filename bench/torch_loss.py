@@ -38,7 +38,8 @@ def arguments_of():
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--clip", type=float, default=1.0, help="global gradient norm; 0 for none (default 1)")
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--init", choices=["torch", "normal"], default="torch")
+    parser.add_argument("--init", choices=["torch", "normal", "same"], default="same",
+                        help="initial weights: PyTorch's, N(0, 0.02), or autoreg's distributions (default)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--autoreg-results", type=pathlib.Path, help="results.json of `autoreg compare`")
     parser.add_argument("--json", type=pathlib.Path)
