@@ -4,7 +4,7 @@
 //! for all of them. One row is bound by reading W, so what comes next is asked for ahead.
 
 use super::quads::{self, Quads};
-use super::rows::{Digits, RowBlock};
+use super::rows::{Digits, Place};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::{BLOCK, PANEL_ROWS, QuantKind, QuantRows, SUPER, Scales};
@@ -74,9 +74,8 @@ pub fn quant_matmul(
                 let tile = Tile {
                     panel: panels[p * bytes..].as_ptr(),
                     cols,
-                    codes: x.codes[row * (x.codes.len() / x.rows)..].as_ptr(),
+                    x: x.place(row),
                     digits: x.digits,
-                    blocks: x.blocks[row * (cols / BLOCK)..].as_ptr(),
                     bias: if bias.is_empty() { bias } else { &bias[from..from + width] },
                     y: y.pointer().wrapping_add(row * y_stride + y_from + from),
                     y_stride,
@@ -95,9 +94,8 @@ pub fn quant_matmul(
 pub(super) struct Tile<'a> {
     pub panel: *const u8,
     pub cols: usize,
-    pub codes: *const i8,
+    pub x: Place,
     digits: Digits,
-    pub blocks: *const RowBlock,
     bias: &'a [f32],
     y: *mut f32,
     y_stride: usize,
@@ -261,11 +259,10 @@ unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, digits: Digits, tile: 
 
 /// Asks for the block that stands so far after `at`, the first time that a panel is read.
 #[inline(always)]
-pub(super) unsafe fn ask_ahead<Q: Quads>(kind: QuantKind, tile: &Tile, at: *const u8) {
+pub(super) fn ask_ahead<Q: Quads>(kind: QuantKind, tile: &Tile, at: *const u8) {
     let mut ahead = 0;
     while tile.first && ahead < kind.block_bytes() {
-        // SAFETY: asking for a line reads nothing.
-        unsafe { Q::Lanes::prefetch(at.wrapping_add(AHEAD + ahead).cast()) };
+        Q::Lanes::prefetch(at.wrapping_add(AHEAD + ahead).cast());
         ahead += 64;
     }
 }
@@ -351,9 +348,9 @@ unsafe fn block<Q: Quads, const M: usize>(
         let bits = kind.zero_bits().unwrap_or_default();
         let centred = kind.zero_bits().is_some();
         for (m, sum) in sums.iter_mut().enumerate() {
-            let low = if digits == Digits::Two { tile.cols } else { 0 };
-            let x = tile.codes.add(m * (tile.cols + low) + b * BLOCK);
-            let row = &*tile.blocks.add(m * (tile.cols / BLOCK) + b);
+            let low = if digits == Digits::Two { tile.x.together * BLOCK } else { 0 };
+            let x = tile.x.codes.add(b * (tile.x.together * BLOCK + low) + m * BLOCK);
+            let row = &*tile.x.blocks.add(b * tile.x.together + m);
             let d = Q::Lanes::splat(row.scale);
             if kind.scales() == Scales::Sixteen {
                 let (first, second) = (row.half_sum, row.sum - row.half_sum);
@@ -546,14 +543,20 @@ mod tests {
     }
 
     fn code(x: &QuantRows, row: usize, column: usize) -> i32 {
-        let digit = |at: usize| i32::from(x.codes[at]);
+        let (place, index, within) = (x.place(row), column / BLOCK, column % BLOCK);
+        // SAFETY: inside the codes of the block.
+        let digit =
+            |line: usize| unsafe { *place.codes.add(line * BLOCK * place.together + within) };
         match x.digits {
-            Digits::One => digit(row * x.cols + column),
-            Digits::Two => {
-                let high = row * 2 * x.cols + column;
-                digit(high) * 128 + digit(high + x.cols)
-            }
+            Digits::One => digit(index).into(),
+            Digits::Two => i32::from(digit(2 * index)) * 128 + i32::from(digit(2 * index + 1)),
         }
+    }
+
+    fn scale(x: &QuantRows, row: usize, index: usize) -> f32 {
+        let place = x.place(row);
+        // SAFETY: inside the blocks.
+        unsafe { (*place.blocks.add(index * place.together)).scale }
     }
 
     /// y against sums in f64 over the values of W and of the rounded x.
@@ -565,7 +568,7 @@ mod tests {
                 for index in 0..cols / BLOCK {
                     let panel = &matrix.panels[o / PANEL_ROWS * kind.panel_bytes(cols)..];
                     let w = unpack_block(kind, panel, o % PANEL_ROWS, index).values(kind);
-                    let d = f64::from(x.blocks[r * (cols / BLOCK) + index].scale);
+                    let d = f64::from(scale(x, r, index));
                     for (i, w) in w.iter().enumerate() {
                         let x = d * f64::from(code(x, r, index * BLOCK + i));
                         right += f64::from(*w) * x;
@@ -590,11 +593,11 @@ mod tests {
             for (i, &value) in x.iter().enumerate() {
                 let largest =
                     x[i / BLOCK * BLOCK..][..BLOCK].iter().fold(0f32, |a, b| a.max(b.abs()));
-                let scale = rows.blocks[i / BLOCK].scale;
+                let scale = scale(&rows, 0, i / BLOCK);
                 assert!((scale - largest / most).abs() <= 1e-6 * scale);
                 assert!((value - scale * code(&rows, 0, i) as f32).abs() <= scale * 0.51);
             }
-            assert!((32..64).all(|i| code(&rows, 0, i) == 0) && rows.blocks[1].scale == 0.0);
+            assert!((32..64).all(|i| code(&rows, 0, i) == 0) && scale(&rows, 0, 1) == 0.0);
         }
     }
 

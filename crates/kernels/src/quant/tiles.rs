@@ -6,12 +6,14 @@
 
 use super::product::{Tile, ask_ahead, factors, first_sums, steps, store_sums};
 use super::quads::{Quads, Vnni};
+use super::rows::RowBlock;
 use super::{BLOCK, PANEL_ROWS, QuantKind, Scales};
 use crate::amx::{Shapes, Sums, byte_products, release};
 use crate::lanes::Avx512;
 use crate::lanes::Lanes as _;
 use std::arch::x86_64::{
-    __m512i, _mm512_add_epi32, _mm512_load_si512, _mm512_set1_epi32, _mm512_slli_epi32,
+    __m512i, _mm_cvtsi32_si128, _mm512_add_epi32, _mm512_load_si512, _mm512_set1_epi32,
+    _mm512_sll_epi32, _mm512_slli_epi32, _mm512_sub_epi32,
 };
 
 /// The codes of a block, four columns of sixteen rows a line.
@@ -45,11 +47,12 @@ pub(super) unsafe fn panel<const M: usize>(kind: QuantKind, tile: &Tile) {
                     8 => codes_at(kind, tile, b),
                     _ => (&raw const codes[b % 2]).cast::<u8>(),
                 };
-                let x = tile.codes.add(b * BLOCK);
+                let line = tile.x.together * BLOCK;
+                let x = tile.x.codes.add(2 * line * b);
                 for part in 0..parts {
                     let (columns, into) = (part * BLOCK / 2, &mut products[b % 2 * 2 + part]);
                     let at = at.add(columns * PANEL_ROWS);
-                    byte_products(x.add(columns), 2 * tile.cols, tile.cols, at, into);
+                    byte_products(x.add(columns), BLOCK, line, at, into);
                 }
             }
             if step >= 2 {
@@ -82,39 +85,65 @@ unsafe fn add<const M: usize>(
         let (at, above) = kind.block_at(b);
         let supers = super::product::supers::<Vnni>(kind, tile.panel.add(above));
         let [scale, other] = factors::<Vnni>(kind, tile.panel.add(at), supers);
-        let bits = kind.zero_bits().unwrap_or_default();
-        let centred = kind.zero_bits().is_some();
-        for (m, sum) in sums.iter_mut().enumerate() {
-            let row = &*tile.blocks.add(m * (tile.cols / BLOCK) + b);
-            let d = Avx512::splat(row.scale);
-            if kind.scales() == Scales::Sixteen {
-                let halves = [row.half_sum, row.sum - row.half_sum];
-                for (part, factor) in [scale, other].into_iter().enumerate() {
-                    let whole = whole(&products[part], m, Some(-(halves[part] << bits)));
-                    *sum = sum.add(Vnni::floats(whole).mul(factor.mul(d)));
-                }
-            } else {
-                let start = centred.then_some(-(row.sum << bits));
-                *sum = sum.add(Vnni::floats(whole(&products[0], m, start)).mul(scale.mul(d)));
-                if !centred {
-                    *sum = sum.add(other.mul(Avx512::splat(row.scaled_sum)));
-                }
-            }
+        let blocks = tile.x.blocks.add(b * tile.x.together);
+        // One by one and not by a loop, so that all sums stay in registers.
+        macro_rules! rows {
+            ($($m:literal)*) => {
+                $(if $m < M {
+                    let row = &*blocks.add($m);
+                    add_row(kind, row, products, $m, [scale, other], &mut sums[$m]);
+                })*
+            };
+        }
+        rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    }
+}
+
+/// Adds row m's products.
+#[inline(always)]
+unsafe fn add_row(
+    kind: QuantKind,
+    row: &RowBlock,
+    products: &[Sums],
+    m: usize,
+    [scale, other]: [Avx512; 2],
+    sum: &mut Avx512,
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let d = Avx512::splat(row.scale);
+        if kind.scales() == Scales::Sixteen {
+            let first = centred(kind, whole(&products[0], m), row.half_sum);
+            *sum = sum.add(Vnni::floats(first).mul(scale.mul(d)));
+            let second = centred(kind, whole(&products[1], m), row.sum - row.half_sum);
+            *sum = sum.add(Vnni::floats(second).mul(other.mul(d)));
+        } else if kind.zero_bits().is_some() {
+            let whole = centred(kind, whole(&products[0], m), row.sum);
+            *sum = sum.add(Vnni::floats(whole).mul(scale.mul(d)));
+        } else {
+            *sum = sum.add(Vnni::floats(whole(&products[0], m)).mul(scale.mul(d)));
+            *sum = sum.add(other.mul(Avx512::splat(row.scaled_sum)));
         }
     }
 }
 
-/// start + low digit's sums + 128 times the high digit's, of row m.
+/// Without what the code of 0 added to each product.
 #[inline(always)]
-unsafe fn whole(products: &Sums, m: usize, start: Option<i32>) -> __m512i {
+unsafe fn centred(kind: QuantKind, whole: __m512i, sum: i32) -> __m512i {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        let bits = _mm_cvtsi32_si128(kind.zero_bits().unwrap_or_default().cast_signed());
+        _mm512_sub_epi32(whole, _mm512_sll_epi32(_mm512_set1_epi32(sum), bits))
+    }
+}
+
+/// The low digit's sums + 128 times the high digit's, of row m.
+#[inline(always)]
+unsafe fn whole(products: &Sums, m: usize) -> __m512i {
     // SAFETY: the caller has AVX-512; rows of sums are aligned.
     unsafe {
         let row = |digit: usize| products.0[digit][m].as_ptr();
         let (high, low) = (_mm512_load_si512(row(0).cast()), _mm512_load_si512(row(1).cast()));
-        let both = _mm512_add_epi32(low, _mm512_slli_epi32::<7>(high));
-        match start {
-            Some(start) => _mm512_add_epi32(both, _mm512_set1_epi32(start)),
-            None => both,
-        }
+        _mm512_add_epi32(low, _mm512_slli_epi32::<7>(high))
     }
 }
