@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use corpus::{
-    Options,
+    Options, Progress, Stage,
     prepare::{GroupBy, Source},
 };
 use peak_alloc::PeakAlloc;
@@ -13,7 +13,7 @@ use std::{fmt::Write, fs, path::Path};
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-const SMALL: usize = 8_000;
+const SMALL: usize = 16_000;
 const LARGE: usize = 4 * SMALL;
 
 /// Message `n` of some that are the same whatever their number: a quarter is there twice, far apart,
@@ -52,20 +52,38 @@ fn mail(dir: &Path, messages: usize) {
     }
 }
 
-/// The most bytes on the heap at once while a data set is made.
-fn peak(dir: &Path, messages: usize, group_by: GroupBy) -> usize {
+/// The most bytes on the heap at once in each stage.
+#[derive(Default)]
+struct Peaks(Vec<usize>);
+
+impl Peaks {
+    fn stage_ends(&mut self) {
+        self.0.push(HEAP.peak_usage());
+        HEAP.reset_peak_usage();
+    }
+}
+
+impl Progress for Peaks {
+    fn begin(&mut self, _: Stage, _: u64) {
+        self.stage_ends();
+    }
+}
+
+/// The most bytes on the heap in each stage while a data set is made.
+fn peaks(dir: &Path, messages: usize, group_by: GroupBy) -> Vec<usize> {
     let source = Source::Files(vec![dir.join(messages.to_string())]);
     let mut options = Options::new(source, dir.join(format!("{messages}-{group_by}")));
     options.group_by = group_by;
     options.vocab_size = 400;
     options.memory = 1 << 16;
+    let mut peaks = Peaks::default();
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
-    let manifest = corpus::prepare(&options, &mut ()).unwrap().manifest;
-    let peak = HEAP.peak_usage() - before;
+    let manifest = corpus::prepare(&options, &mut peaks).unwrap().manifest;
+    peaks.stage_ends();
     assert_eq!(manifest.messages.read as usize, messages);
     assert!(manifest.messages.duplicates > 0 && manifest.near_duplicates.in_test > 0);
-    peak
+    peaks.0.iter().map(|peak| peak - before).collect()
 }
 
 #[test]
@@ -73,11 +91,14 @@ fn memory_does_not_grow_with_the_input() {
     let dir = tempfile::tempdir().unwrap();
     [SMALL, LARGE].into_iter().for_each(|n| mail(&dir.path().join(n.to_string()), n));
     let check = |group_by: GroupBy, most: usize| {
-        let [small, large] = [SMALL, LARGE].map(|n| peak(dir.path(), n, group_by.clone()));
-        println!("{group_by}: {small} and {large} bytes");
-        // Tables within the memory allowed come in powers of two.
-        let allowed = small + most * (LARGE - SMALL) + (1 << 16);
-        assert!(large <= allowed, "{group_by}: {small} bytes became {large}");
+        let [small, large] = [SMALL, LARGE].map(|n| peaks(dir.path(), n, group_by.clone()));
+        println!("{group_by}: {small:?} and {large:?} bytes");
+        assert_eq!(large.len(), 5, "before the first stage, and the four");
+        for (small, large) in small.iter().zip(large) {
+            // Tables within the memory allowed come in powers of two.
+            let allowed = small + most * (LARGE - SMALL) + (1 << 15);
+            assert!(large <= allowed, "{group_by}: {small} bytes became {large}");
+        }
     };
     check(GroupBy::Mailbox, 1);
     check(GroupBy::Sender, 1);

@@ -32,7 +32,7 @@ impl Names {
 
 /// Connects messages that share an id, a reference or a subject: union–find over hashes of them.
 ///
-/// Hashes wait on disk. When threads are closed, memory holds 4 bytes a message, about 60 a thread
+/// Hashes wait on disk. When threads are closed, memory holds 4 bytes a message, about 70 a thread
 /// and a table of those hashes that fit.
 #[derive(Debug)]
 pub(super) struct Threads {

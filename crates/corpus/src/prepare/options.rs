@@ -22,7 +22,7 @@ pub enum GroupBy {
     /// The address in `From`.
     Sender,
     /// What message ids, references and the normalised subject connect. Finding threads takes memory
-    /// for a while: 4 bytes a message and about 60 a thread.
+    /// for a while: 4 bytes a message and about 70 a thread.
     Thread,
     /// A header, column or key.
     Field(String),
