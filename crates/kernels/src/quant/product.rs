@@ -65,12 +65,15 @@ pub fn quant_matmul(
     team.tasks(groups * row_tasks, |task| {
         let (rows, panels_of) = (task % row_tasks, task / row_tasks);
         let last = x.rows.min((rows + 1) * TASK_ROWS);
-        for p in panels_of * group..count.min((panels_of + 1) * group) {
-            let mut row = rows * TASK_ROWS;
-            let from = p * PANEL_ROWS;
-            let width = PANEL_ROWS.min(n - from);
-            while row < last {
-                let m = path.rows_at_a_time(last - row, x.digits);
+        let panels_of = panels_of * group..count.min((panels_of + 1) * group);
+        // These rows of x stay in the nearest cache while the panels pass.
+        let mut row = rows * TASK_ROWS;
+        while row < last {
+            let m = path.rows_at_a_time(last - row, x.digits);
+            let rows = path.begin(kind, m, x.digits);
+            for p in panels_of.clone() {
+                let from = p * PANEL_ROWS;
+                let width = PANEL_ROWS.min(n - from);
                 let tile = Tile {
                     panel: panels[p * bytes..].as_ptr(),
                     cols,
@@ -84,8 +87,9 @@ pub fn quant_matmul(
                 };
                 // SAFETY: all lies inside the slices checked above; tasks write apart tiles.
                 unsafe { path.tile(kind, m, &tile) };
-                row += m;
             }
+            drop(rows);
+            row += m;
         }
     });
 }
@@ -135,7 +139,7 @@ impl Path {
     /// How many rows of x, of those left, go through a panel together.
     fn rows_at_a_time(self, left: usize, digits: Digits) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if matches!(self, Path::Amx) && digits == Digits::Two && left >= 16 {
+        if left >= 16 && self.has_tiles(16, digits) {
             return 16;
         }
         let _ = digits;
@@ -144,6 +148,25 @@ impl Path {
             4.. => 4,
             _ => 1,
         }
+    }
+
+    /// Whether so many rows of x go by tiles.
+    #[cfg(target_arch = "x86_64")]
+    fn has_tiles(self, m: usize, digits: Digits) -> bool {
+        matches!(self, Path::Amx) && digits == Digits::Two && m >= 8
+    }
+
+    /// What must be held while `m` rows of x are multiplied.
+    #[cfg(target_arch = "x86_64")]
+    fn begin(self, kind: QuantKind, m: usize, digits: Digits) -> Option<tiles::Held> {
+        // SAFETY: this path is taken where tiles are there.
+        self.has_tiles(m, digits).then(|| unsafe { tiles::Held::new(kind, m) })
+    }
+
+    /// Nothing need be held.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn begin(self, _: QuantKind, _: usize, _: Digits) -> Option<()> {
+        None
     }
 
     unsafe fn tile(self, kind: QuantKind, m: usize, tile: &Tile) {
@@ -170,9 +193,7 @@ impl Path {
             }
             match self {
                 // SAFETY: the processor has the instructions; the contract is the caller's.
-                Path::Amx if m >= 8 && tile.digits == Digits::Two => {
-                    return unsafe { amx(kind, m, tile) };
-                }
+                _ if self.has_tiles(m, tile.digits) => return unsafe { amx(kind, m, tile) },
                 // SAFETY: as above.
                 Path::Amx | Path::Vnni => return unsafe { vnni(kind, m, tile) },
                 // SAFETY: as above.

@@ -165,10 +165,16 @@ unsafe fn quantise_block<S: Lanes>(
         let [a, b] = [S::load(x.as_ptr()), S::load(x.as_ptr().add(LANES))];
         let zero = S::splat(0.0);
         let size = a.max(zero.sub(a)).max(b.max(zero.sub(b)));
-        let mut largest = 0.0f32;
-        for size in size.to_array() {
-            largest = if size > largest { size } else { largest };
+        let mut sizes = size.to_array();
+        let mut half = LANES / 2;
+        while half > 0 {
+            for lane in 0..half {
+                let other = sizes[lane + half];
+                sizes[lane] = if other > sizes[lane] { other } else { sizes[lane] };
+            }
+            half /= 2;
         }
+        let largest = sizes[0];
         block.scale = largest / largest_code;
         // Below that, the quotient would overflow; such values are zero beside any other.
         let inverse = if largest > 1e-30 { largest_code / largest } else { 0.0 };

@@ -20,19 +20,52 @@ use std::arch::x86_64::{
 #[repr(C, align(64))]
 struct Codes([Vnni; 8]);
 
+static SHAPES: [Shapes; 4] = [
+    Shapes::byte_products(8, 32),
+    Shapes::byte_products(8, 16),
+    Shapes::byte_products(16, 32),
+    Shapes::byte_products(16, 16),
+];
+
+/// How many dots a block has: one, or two where the scale changes in its midst.
+const fn parts(kind: QuantKind) -> usize {
+    if matches!(kind.scales(), Scales::Sixteen) { 2 } else { 1 }
+}
+
+/// Holds the tiles of this thread in the shapes for some products.
+pub(super) struct Held(());
+
+impl Held {
+    /// For `m` rows of x, sixteen or eight.
+    ///
+    /// # Safety
+    /// The processor must have AMX.
+    pub(super) unsafe fn new(kind: QuantKind, m: usize) -> Held {
+        // SAFETY: the caller's.
+        unsafe { SHAPES[m / 16 * 2 + parts(kind) - 1].configure() };
+        Held(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: whoever made it has AMX.
+        unsafe { release() }
+    }
+}
+
 /// M rows of x (sixteen or eight, of two digits) times one panel.
 ///
 /// # Safety
-/// The processor must have AMX and AVX-512 with VNNI; the tile's contract.
+/// The processor must have AVX-512 with VNNI; tiles are [`Held`] for this kind and M; the tile's
+/// contract.
 #[inline(always)]
 pub(super) unsafe fn panel<const M: usize>(kind: QuantKind, tile: &Tile) {
     const { assert!(M <= 16) };
     let blocks = tile.cols / BLOCK;
-    let parts = if kind.scales() == Scales::Sixteen { 2 } else { 1 };
-    let shapes = const { [Shapes::byte_products(M as u8, 32), Shapes::byte_products(M as u8, 16)] };
+    let parts = parts(kind);
     // SAFETY: the caller has the instructions; the tile's panel holds `blocks` blocks, x M rows.
     unsafe {
-        shapes[parts - 1].configure();
         let mut sums = [first_sums::<Vnni>(tile); M];
         let mut codes = [const { Codes([Vnni::ZERO; 8]) }, const { Codes([Vnni::ZERO; 8]) }];
         let mut products = [const { Sums([[[0; 16]; 16]; 2]) }; 4];
@@ -60,7 +93,6 @@ pub(super) unsafe fn panel<const M: usize>(kind: QuantKind, tile: &Tile) {
                 add::<M>(kind, tile, b, &products[b % 2 * 2..][..2], &mut sums);
             }
         }
-        release();
         store_sums::<Vnni, M>(tile, &sums);
     }
 }
