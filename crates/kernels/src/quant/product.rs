@@ -6,12 +6,16 @@
 use super::quads::{self, Quads};
 use super::rows::{Digits, Place};
 #[cfg(target_arch = "x86_64")]
-use super::tiles;
+use super::tiles::{self, Held};
 use super::{BLOCK, PANEL_ROWS, QuantKind, QuantRows, SUPER, Scales};
 use crate::Isa;
 use crate::lanes::Lanes;
 use crate::split::Split;
 use crate::team::Team;
+
+/// What the products of this processor hold: nothing.
+#[cfg(not(target_arch = "x86_64"))]
+enum Held {}
 
 /// Bytes that are asked for ahead of use.
 const AHEAD: usize = 8 << 10;
@@ -70,7 +74,7 @@ pub fn quant_matmul(
         let mut row = rows * TASK_ROWS;
         while row < last {
             let m = path.rows_at_a_time(last - row, x.digits);
-            let rows = path.begin(kind, m, x.digits);
+            let mut held = path.begin(kind, m, x.digits);
             for p in panels_of.clone() {
                 let from = p * PANEL_ROWS;
                 let width = PANEL_ROWS.min(n - from);
@@ -86,9 +90,8 @@ pub fn quant_matmul(
                     first: row == 0,
                 };
                 // SAFETY: all lies inside the slices checked above; tasks write apart tiles.
-                unsafe { path.tile(kind, m, &tile) };
+                unsafe { path.tile(kind, m, &tile, &mut held) };
             }
-            drop(rows);
             row += m;
         }
     });
@@ -158,26 +161,26 @@ impl Path {
 
     /// What must be held while `m` rows of x are multiplied.
     #[cfg(target_arch = "x86_64")]
-    fn begin(self, kind: QuantKind, m: usize, digits: Digits) -> Option<tiles::Held> {
+    fn begin(self, kind: QuantKind, m: usize, digits: Digits) -> Option<Held> {
         // SAFETY: this path is taken where tiles are there.
-        self.has_tiles(m, digits).then(|| unsafe { tiles::Held::new(kind, m) })
+        self.has_tiles(m, digits).then(|| unsafe { Held::new(kind, m) })
     }
 
     /// Nothing need be held.
     #[cfg(not(target_arch = "x86_64"))]
-    fn begin(self, _: QuantKind, _: usize, _: Digits) -> Option<()> {
+    fn begin(self, _: QuantKind, _: usize, _: Digits) -> Option<Held> {
         None
     }
 
-    unsafe fn tile(self, kind: QuantKind, m: usize, tile: &Tile) {
+    unsafe fn tile(self, kind: QuantKind, m: usize, tile: &Tile, held: &mut Option<Held>) {
         #[cfg(target_arch = "x86_64")]
         {
             #[target_feature(
                 enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"
             )]
-            unsafe fn amx(kind: QuantKind, m: usize, tile: &Tile) {
+            unsafe fn amx(kind: QuantKind, m: usize, tile: &Tile, held: &mut Held) {
                 // SAFETY: the caller keeps the tile's contract.
-                unsafe { tiles_by_kind(kind, m, tile) }
+                unsafe { tiles_by_kind(kind, m, tile, held) }
             }
             #[target_feature(
                 enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"
@@ -191,10 +194,12 @@ impl Path {
                 // SAFETY: the caller keeps the tile's contract.
                 unsafe { by_kind::<quads::Avx2>(kind, m, tile) }
             }
+            if let Some(held) = held {
+                // SAFETY: tiles are held for these rows; the contract is the caller's.
+                return unsafe { amx(kind, m, tile, held) };
+            }
             match self {
                 // SAFETY: the processor has the instructions; the contract is the caller's.
-                _ if self.has_tiles(m, tile.digits) => return unsafe { amx(kind, m, tile) },
-                // SAFETY: as above.
                 Path::Amx | Path::Vnni => return unsafe { vnni(kind, m, tile) },
                 // SAFETY: as above.
                 Path::Avx2 => return unsafe { avx2(kind, m, tile) },
@@ -208,13 +213,13 @@ impl Path {
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn tiles_by_kind(kind: QuantKind, m: usize, tile: &Tile) {
+unsafe fn tiles_by_kind(kind: QuantKind, m: usize, tile: &Tile, held: &mut Held) {
     macro_rules! each {
         ($($kind:ident)*) => {
             match (kind, m) {
                 $(
-                    (QuantKind::$kind, 16) => tiles::panel::<16>(QuantKind::$kind, tile),
-                    (QuantKind::$kind, _) => tiles::panel::<8>(QuantKind::$kind, tile),
+                    (QuantKind::$kind, 16) => tiles::panel::<16>(QuantKind::$kind, tile, held),
+                    (QuantKind::$kind, _) => tiles::panel::<8>(QuantKind::$kind, tile, held),
                 )*
             }
         };

@@ -1,8 +1,8 @@
 //! y = W·x by AMX tiles: sixteen or eight rows of x times one panel.
 //!
-//! A block passes three stations, so that no tile waits for the bytes just written for it: its codes
-//! are unpacked, two blocks later they are multiplied, a block after that the sums are scaled and
-//! added. The sums are whole numbers and are scaled as everywhere else: the same bits.
+//! A block passes three stations, [`APART`] blocks apart, so that no tile is loaded from bytes that are
+//! still on their way to the cache: its codes are unpacked, then multiplied, then the sums are scaled
+//! and added. The sums are whole numbers and are scaled as everywhere else: the same bits.
 
 use super::product::{Tile, ask_ahead, factors, first_sums, steps, store_sums};
 use super::quads::{Quads, Vnni};
@@ -20,6 +20,9 @@ use std::arch::x86_64::{
 #[repr(C, align(64))]
 struct Codes([Vnni; 8]);
 
+/// Blocks between a station and the next; one less than the places of a ring.
+const APART: usize = 3;
+
 static SHAPES: [Shapes; 4] = [
     Shapes::byte_products(8, 32),
     Shapes::byte_products(8, 16),
@@ -32,8 +35,11 @@ const fn parts(kind: QuantKind) -> usize {
     if matches!(kind.scales(), Scales::Sixteen) { 2 } else { 1 }
 }
 
-/// Holds the tiles of this thread in the shapes for some products.
-pub(super) struct Held(());
+/// Holds the tiles of this thread in the shapes for some products, and the places between stations.
+pub(super) struct Held {
+    codes: [Codes; APART + 1],
+    products: [[Sums; 2]; APART + 1],
+}
 
 impl Held {
     /// For `m` rows of x, sixteen or eight.
@@ -43,7 +49,10 @@ impl Held {
     pub(super) unsafe fn new(kind: QuantKind, m: usize) -> Held {
         // SAFETY: the caller's.
         unsafe { SHAPES[m / 16 * 2 + parts(kind) - 1].configure() };
-        Held(())
+        Held {
+            codes: [const { Codes([Vnni::ZERO; 8]) }; APART + 1],
+            products: [const { [Sums([[[0; 16]; 16]; 2]), Sums([[[0; 16]; 16]; 2])] }; APART + 1],
+        }
     }
 }
 
@@ -60,37 +69,36 @@ impl Drop for Held {
 /// The processor must have AVX-512 with VNNI; tiles are [`Held`] for this kind and M; the tile's
 /// contract.
 #[inline(always)]
-pub(super) unsafe fn panel<const M: usize>(kind: QuantKind, tile: &Tile) {
+pub(super) unsafe fn panel<const M: usize>(kind: QuantKind, tile: &Tile, held: &mut Held) {
     const { assert!(M <= 16) };
     let blocks = tile.cols / BLOCK;
     let parts = parts(kind);
+    let Held { codes, products } = held;
     // SAFETY: the caller has the instructions; the tile's panel holds `blocks` blocks, x M rows.
     unsafe {
         let mut sums = [first_sums::<Vnni>(tile); M];
-        let mut codes = [const { Codes([Vnni::ZERO; 8]) }, const { Codes([Vnni::ZERO; 8]) }];
-        let mut products = [const { Sums([[[0; 16]; 16]; 2]) }; 4];
-        for step in 0..blocks + 2 {
+        for step in 0..blocks + 2 * APART {
             if step < blocks && kind.bits() < 8 {
-                codes[step % 2].0 = steps::<Vnni>(kind, codes_at(kind, tile, step));
+                codes[step % (APART + 1)].0 = steps::<Vnni>(kind, codes_at(kind, tile, step));
             }
-            if (1..=blocks).contains(&step) {
-                let b = step - 1;
+            if (APART..blocks + APART).contains(&step) {
+                let b = step - APART;
                 ask_ahead::<Vnni>(kind, tile, codes_at(kind, tile, b));
                 let at = match kind.bits() {
                     8 => codes_at(kind, tile, b),
-                    _ => (&raw const codes[b % 2]).cast::<u8>(),
+                    _ => (&raw const codes[b % (APART + 1)]).cast::<u8>(),
                 };
                 let line = tile.x.together * BLOCK;
                 let x = tile.x.codes.add(2 * line * b);
-                for part in 0..parts {
-                    let (columns, into) = (part * BLOCK / 2, &mut products[b % 2 * 2 + part]);
+                for (part, into) in products[b % (APART + 1)][..parts].iter_mut().enumerate() {
+                    let columns = part * BLOCK / 2;
                     let at = at.add(columns * PANEL_ROWS);
                     byte_products(x.add(columns), BLOCK, line, at, into);
                 }
             }
-            if step >= 2 {
-                let b = step - 2;
-                add::<M>(kind, tile, b, &products[b % 2 * 2..][..2], &mut sums);
+            if step >= 2 * APART {
+                let b = step - 2 * APART;
+                add::<M>(kind, tile, b, &products[b % (APART + 1)], &mut sums);
             }
         }
         store_sums::<Vnni, M>(tile, &sums);
