@@ -15,6 +15,8 @@ pub struct Architecture {
     pub runs_here: bool,
     /// Bytes of the weights' files, where there are any: they are mapped while weights are read.
     pub file_bytes: u64,
+    /// Memory that opening the files took and using them keeps: the tokenizer.
+    pub opened_bytes: u64,
     /// What should be known beside the numbers.
     pub notes: Vec<String>,
 }
@@ -66,6 +68,7 @@ impl Architecture {
             config,
             runs_here,
             file_bytes: 0,
+            opened_bytes: 0,
             notes: Vec::new(),
         };
         architecture.parameters()?;
@@ -143,11 +146,13 @@ fn has_weights(path: &Path) -> bool {
 
 /// Published files that this program runs: quantised matrices stay quantised.
 fn weights(name: &str, path: &Path) -> Result<Architecture, Error> {
+    let before = ledger::anonymous_bytes();
     let mut checkpoint = families::Checkpoint::open(path)?;
+    let opened_bytes = ledger::anonymous_bytes().saturating_sub(before);
     checkpoint.keep_quantised()?;
     let files = checkpoint.tensors.paths();
     let file_bytes = files.filter_map(|f| std::fs::metadata(f).ok()).map(|m| m.len()).sum();
     let notes = checkpoint.notes.clone();
     let found = Architecture::of(name, checkpoint.model_config(), true)?;
-    Ok(Architecture { file_bytes, notes, ..found })
+    Ok(Architecture { file_bytes, opened_bytes, notes, ..found })
 }

@@ -70,7 +70,7 @@ impl NumberKind {
     }
 
     /// (values of a block, bytes of a block).
-    fn block(self) -> (u64, u64) {
+    pub(crate) fn block(self) -> (u64, u64) {
         match self {
             NumberKind::F32 => (1, 4),
             NumberKind::Bf16 | NumberKind::F16 => (1, 2),

@@ -7,10 +7,12 @@
 
 mod activations;
 mod architecture;
+mod bars;
 mod config_json;
 mod error;
 mod kind;
 mod machine;
+mod page;
 mod published;
 pub mod running;
 mod search;
@@ -23,9 +25,11 @@ mod units;
 
 pub use activations::{Activations, Attention, layer_bytes_per_token};
 pub use architecture::{Architecture, Units};
+pub use bars::{bars, separated, text};
 pub use error::Error;
 pub use kind::NumberKind;
 pub use machine::{Machine, ServeTimes, TrainTimes, machines, serve_times, train_times};
+pub use page::{Sheet, page};
 pub use published::{Published, names};
 pub use search::{Candidate, Searched, fewest_ranks, largest_published, most, search};
 pub use serve::{ServeAsk, kv_bytes, serve};

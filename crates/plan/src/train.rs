@@ -18,9 +18,9 @@ pub enum Logits {
 }
 
 /// Rows whose logits exist at a time when they are chunked.
-const CHUNK_ROWS: u64 = 64;
+pub(crate) const CHUNK_ROWS: u64 = 64;
 /// Bytes of a bucket of gradients, where whole gradients are kept.
-const BUCKET_BYTES: u64 = 128 << 20;
+pub(crate) const BUCKET_BYTES: u64 = 128 << 20;
 
 /// What is asked of a training.
 #[derive(Clone, Copy, Debug)]
@@ -161,6 +161,18 @@ pub fn communication_bytes(
     Ok((u128::from(whole) * u128::from(n - 1) / u128::from(n)) as u64)
 }
 
+/// Trained parameters with one buffer of moments: those of the layers under Muon.
+pub(crate) fn single_moments(architecture: &Architecture, ask: &TrainAsk) -> Result<u64, Error> {
+    let config = architecture.transformer()?;
+    match (ask.optimizer, ask.lora) {
+        (Optimizer::Muon, Some(rank)) => lora_parameters(config, rank),
+        (Optimizer::Muon, None) => {
+            Ok(architecture.units()?.layer * config.num_hidden_layers as u64)
+        }
+        _ => Ok(0),
+    }
+}
+
 /// The terms of a rank.
 fn terms(architecture: &Architecture, ask: &TrainAsk) -> Result<Terms, Error> {
     let config = architecture.transformer()?;
@@ -174,11 +186,7 @@ fn terms(architecture: &Architecture, ask: &TrainAsk) -> Result<Terms, Error> {
             lora_parameters(config, rank)?
         }
     };
-    let single = match ask.optimizer {
-        Optimizer::Muon if ask.lora.is_some() => trained,
-        Optimizer::Muon => units.layer * config.num_hidden_layers as u64,
-        _ => 0,
-    };
+    let single = single_moments(architecture, ask)?;
     ask.layout.states(trained, single, bytes, &mut terms)?;
     let activations = Activations {
         sequences: ask.batch,
