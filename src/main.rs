@@ -62,6 +62,8 @@ enum Command {
     Inspect(cmd::inspect::InspectArgs),
     /// Predict the memory and the time of serving or training a model, before anything runs
     Plan(Box<cmd::plan::PlanArgs>),
+    /// Name what limits a server, a run or a ledger, and what would change it; judge a change
+    Diagnose(cmd::diagnose::DiagnoseArgs),
     /// Measure what this machine can do: bandwidth, arithmetic, memory
     Doctor(cmd::doctor::DoctorArgs),
     /// Measure speed and memory on random tokens
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => cmd::verify::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
+        Command::Diagnose(args) => cmd::diagnose::run(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });

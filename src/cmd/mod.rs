@@ -7,6 +7,7 @@ pub mod compare;
 pub mod compare_decoding;
 pub mod conversation;
 pub mod data;
+pub mod diagnose;
 pub mod doctor;
 pub mod documents;
 pub mod eval;

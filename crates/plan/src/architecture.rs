@@ -49,8 +49,8 @@ impl Architecture {
             let json = path.extension().is_some_and(|e| e == "json");
             return if json { config_json::read(path) } else { weights(what, path) };
         }
-        if what.ends_with(".gguf") || what.ends_with(".json") {
-            let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let is_path = what.ends_with(".gguf") || what.ends_with(".json") || what.starts_with('.');
+        if let Some(source) = std::fs::metadata(path).err().filter(|_| is_path) {
             return Err(Error::Io { path: path.to_owned(), source });
         }
         let (name, config) = published::find(what)?;
@@ -95,7 +95,7 @@ impl Architecture {
         match &self.config {
             ModelConfig::Transformer(config) => Ok(config),
             other => Err(Error::Unanswerable(format!(
-                "{}: a {} model has no keys and values and no number formats to choose; only its \
+                "{}: a model of kind {} has no keys and values and no number formats to choose; only its \
                  training in f32 is planned",
                 self.name,
                 other.kind()
@@ -132,8 +132,7 @@ fn folder(name: &str, path: &Path) -> Result<Architecture, Error> {
     if families::is_published(path) && has_weights(path) {
         return weights(name, path);
     }
-    if !config.is_file() {
-        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+    if let Err(source) = std::fs::metadata(&config) {
         return Err(Error::Io { path: config, source });
     }
     config_json::read(&config)

@@ -56,30 +56,37 @@ pub fn text(plan: &Prediction) -> String {
     if !plan.levers.is_empty() {
         out += "\nwhat would change it, the largest saving first:\n";
         for lever in &plan.levers {
-            let saves = both(lever.saves_bytes);
-            let _ = writeln!(out, "  {:<30} saves {saves}", lever.change);
-            let _ = writeln!(out, "  {:<30} costs {}", "", lever.costs);
+            let _ = writeln!(out, "  {:<30} saves {}", lever.change, both(lever.saves_bytes));
+            out += &wrapped("      ", &format!("costs {}", lever.costs));
         }
     }
     if !plan.notes.is_empty() {
-        out.push('\n');
-        plan.notes.iter().for_each(|note| out += &wrapped(note));
+        out += "\nnotes:\n";
+        plan.notes.iter().for_each(|note| out += &wrapped("  ", note));
     }
     out
 }
 
-/// A note of lines of 78 columns.
-fn wrapped(note: &str) -> String {
-    let mut out = String::from("note:");
-    let mut column = 5;
-    for word in note.split(' ') {
-        if column + 1 + word.chars().count() > 78 {
-            out += "\n     ";
-            column = 5;
+/// A text in lines of 78 columns, each behind `indent`.
+pub fn wrapped(indent: &str, text: &str) -> String {
+    let mut out = indent.to_owned();
+    let mut column = indent.chars().count();
+    let mut first = true;
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        if !first && column + 1 + width > 78 {
+            out.push('\n');
+            out += indent;
+            column = indent.chars().count();
+            first = true;
         }
-        out.push(' ');
+        if !first {
+            out.push(' ');
+            column += 1;
+        }
         out += word;
-        column += 1 + word.chars().count();
+        column += width;
+        first = false;
     }
     out + "\n"
 }
@@ -110,7 +117,7 @@ mod tests {
         let text = bars(&terms, terms.total().unwrap());
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.contains("communication    ▏"));
-        let note = wrapped(&"word ".repeat(60));
+        let note = wrapped("    ", &"word ".repeat(60));
         assert!(note.lines().all(|line| line.chars().count() <= 80) && note.lines().count() > 3);
     }
 }

@@ -9,6 +9,7 @@ mod activations;
 mod architecture;
 mod bars;
 mod config_json;
+pub mod diagnose;
 mod error;
 mod kind;
 mod machine;
@@ -25,7 +26,7 @@ mod units;
 
 pub use activations::{Activations, Attention, layer_bytes_per_token};
 pub use architecture::{Architecture, Units};
-pub use bars::{bars, separated, text};
+pub use bars::{bars, separated, text, wrapped};
 pub use error::Error;
 pub use kind::NumberKind;
 pub use machine::{Machine, ServeTimes, TrainTimes, machines, serve_times, train_times};

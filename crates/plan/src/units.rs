@@ -3,7 +3,11 @@
 /// A number of bytes in both units: `16.381 GB (15.256 GiB)`.
 pub fn both(bytes: u64) -> String {
     let b = bytes as f64;
-    if bytes >= 1_000_000_000 {
+    if bytes >= 10_000_000_000_000_000 {
+        format!("{:.3} PB ({:.3} PiB)", b / 1e15, b / 1_125_899_906_842_624.0)
+    } else if bytes >= 10_000_000_000_000 {
+        format!("{:.3} TB ({:.3} TiB)", b / 1e12, b / 1_099_511_627_776.0)
+    } else if bytes >= 1_000_000_000 {
         format!("{:.3} GB ({:.3} GiB)", b / 1e9, b / 1_073_741_824.0)
     } else if bytes >= 1_000_000 {
         format!("{:.3} MB ({:.3} MiB)", b / 1e6, b / 1_048_576.0)
@@ -118,5 +122,7 @@ mod tests {
         assert_eq!(both(25_165_824), "25.166 MB (24.000 MiB)");
         assert_eq!(both(73_728), "73.728 kB (72.000 KiB)");
         assert_eq!(both(512), "512 B");
+        assert_eq!(both(16 << 40), "17.592 TB (16.000 TiB)");
+        assert_eq!(both(u64::MAX), "18446.744 PB (16384.000 PiB)");
     }
 }

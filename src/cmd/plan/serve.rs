@@ -5,8 +5,9 @@ use crate::cmd::json;
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
+use engine::serving::{Executor, Limits, NetworkExecutor, Piece, Rows};
 use kernels::Team;
-use models::ModelConfig;
+use models::{Model, ModelConfig, TransformerConfig};
 use plan::running::{self, Runtime};
 use plan::{
     Architecture, Error, NumberKind, Prediction, ServeAsk, ServeTimes, Sheet, both,
@@ -14,6 +15,7 @@ use plan::{
 };
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::sync::Arc;
 
 /// What bytes are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -120,7 +122,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
 
 /// Opens the model and settles what was left open.
 fn case(args: &ServeArgs) -> Result<Case, CliError> {
-    let before = ledger::resident_bytes();
+    let program = program_bytes(args.threads)?;
     let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
     let engine = match args.by {
         Some(by) => by == By::Engine,
@@ -135,7 +137,7 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
     let usual = if engine { NumberKind::F32 } else { NumberKind::Bf16 };
     let limit = architecture.config.context_limit().map_or(CONTEXT, |limit| limit as u64);
     let threads = args.threads.unwrap_or_else(|| Team::available() as u64);
-    let runtime = Runtime { bytes: runtime_bytes(before, &architecture, engine) };
+    let runtime = Runtime { bytes: program + architecture.opened_bytes };
     Ok(Case {
         ask: ServeAsk {
             context: args.context.unwrap_or(CONTEXT.min(limit)),
@@ -152,9 +154,19 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
     })
 }
 
-/// What this very program holds before any model, and the model's tokenizer.
-fn runtime_bytes(before: u64, architecture: &Architecture, engine: bool) -> u64 {
-    if engine { before + architecture.opened_bytes } else { 0 }
+/// What this very program holds without a model: measured after a miniature of one has run a step, so
+/// that code and workers' stacks are in memory.
+fn program_bytes(threads: Option<u64>) -> Result<u64, CliError> {
+    let team = crate::cmd::team(threads.and_then(|n| usize::try_from(n).ok()))?;
+    let config = ModelConfig::Transformer(TransformerConfig::email(64, 8));
+    let limits =
+        Limits { pages: 4, page_tokens: 4, step_tokens: 8, sequences: 2, shares: true, drafts: 0 };
+    let model = Arc::new(Model::new(&config).map_err(CliError::failed)?);
+    let mut executor = NetworkExecutor::new(model, &limits, &team).map_err(CliError::failed)?;
+    let piece = Piece { id: 0, known: &[1, 2, 3], from: 0, pages: &[0], rows: Rows::Every };
+    let mut logits = vec![0.0; 3 * 64];
+    executor.run(&[piece], &mut logits).map_err(CliError::failed)?;
+    Ok(ledger::resident_bytes())
 }
 
 /// The questions asked backwards.
@@ -215,7 +227,8 @@ impl Backwards {
 }
 
 fn times_text(times: &ServeTimes, ask: &ServeAsk) -> String {
-    let mut out = format!("\non {} ({}):\n", times.machine, times.source);
+    let mut out = format!("\non {}:\n", times.machine);
+    out += &plan::wrapped("  ", &times.source);
     let _ = writeln!(
         out,
         "  first token            {} for a prompt of {} tokens ({})",

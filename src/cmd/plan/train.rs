@@ -281,19 +281,20 @@ impl Found {
         let _ = writeln!(out, "\n{} ways fit, the cheapest first:", fit.len());
         let row = |c: &Candidate| {
             let again = 100.0 * c.extra_compute_share;
-            format!(
-                "  {}\n      {}; {again:.0} % more arithmetic, {:.0} B sent a token; {}\n",
-                c.flags,
+            let sent = c.communication_bytes_per_token;
+            let told = format!(
+                "{}; {again:.0} % more arithmetic, {sent:.0} B sent a token; {}",
                 both(c.total_bytes),
-                c.communication_bytes_per_token,
                 c.reason
-            )
+            );
+            format!("  {}\n{}", c.flags, plan::wrapped("      ", &told))
         };
         fit.iter().take(SHOWN).for_each(|c| out += &row(c));
         let fail = &self.searched.fail;
         let _ = writeln!(out, "{} ways do not:", fail.len());
         for c in fail.iter().take(SHOWN) {
-            let _ = writeln!(out, "  {}\n      {}", c.flags, c.reason);
+            let _ = writeln!(out, "  {}", c.flags);
+            out += &plan::wrapped("      ", &c.reason);
         }
         if fit.len() > SHOWN || fail.len() > SHOWN {
             out += "--json lists them all\n";
@@ -306,7 +307,8 @@ impl Found {
 const SHOWN: usize = 8;
 
 fn times_text(times: &TrainTimes) -> String {
-    let mut out = format!("\non {} ({}), a step:\n", times.machine, times.source);
+    let mut out = format!("\non {}, a step:\n", times.machine);
+    out += &plan::wrapped("  ", &times.source);
     let _ = writeln!(out, "  arithmetic             {}", seconds(times.compute_s));
     let _ = writeln!(out, "  of it computed again   {}", seconds(times.recompute_s));
     if let Some(s) = times.communication_s {
@@ -370,7 +372,7 @@ fn as_tool(
         plan::bars(&answer.terms, answer.total_bytes)
     );
     let _ = writeln!(text, "ours for the same question: {}", both(answer.ours_bytes));
-    let _ = writeln!(text, "they differ because it counts so: {}", answer.why);
+    text += &plan::wrapped("", &format!("they differ because it counts so: {}", answer.why));
     term::print(&text);
     Ok(())
 }
@@ -382,7 +384,7 @@ fn bare_number(text: &str) -> Option<f64> {
         None => (text, 1.0),
     };
     let value = number.parse::<f64>().ok()? * factor;
-    (value >= 1.0 && value < 1e18).then_some(value)
+    (1.0..1e18).contains(&value).then_some(value)
 }
 
 /// A table of bytes a parameter needs no model.
@@ -426,12 +428,12 @@ fn by_number(args: &TrainArgs, tool: Tool, parameters: f64) -> Result<(), CliErr
         return Ok(());
     }
     term::print(&format!(
-        "{} parameters as {} counts them: {}\nours for the same question: {}\nthey differ because it counts so: {}\n",
+        "{} parameters as {} counts them: {}\nours for the same question: {}\n{}",
         plan::separated(parameters as u64),
         tool.name(),
         both(bytes),
         both(ours),
-        tool.why()
+        plan::wrapped("", &format!("they differ because it counts so: {}", tool.why()))
     ));
     Ok(())
 }
