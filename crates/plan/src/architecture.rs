@@ -87,6 +87,14 @@ impl Architecture {
         Error::Model { name: self.name.clone(), source }
     }
 
+    /// What kind of numbers the products with its weights are made of, as this program runs it.
+    pub fn own_weights(&self) -> crate::NumberKind {
+        match &self.config {
+            ModelConfig::Transformer(c) if !c.storage.is_empty() => crate::NumberKind::Q4,
+            _ => crate::NumberKind::F32,
+        }
+    }
+
     /// The transformer's numbers.
     ///
     /// # Errors

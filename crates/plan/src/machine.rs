@@ -284,3 +284,52 @@ pub(crate) fn token_arithmetic(
     let passes = if ask.lora.is_some() { 2.0 } else { 3.0 };
     Ok((passes * (layers + head + attention), again))
 }
+
+/// A step's time by a machine's roofline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Roofline {
+    /// Seconds of arithmetic a row, a row of logits, and a token of the past.
+    row: f64,
+    logits: f64,
+    past: f64,
+    /// Seconds of reading the weights, and a token of the past.
+    weights: f64,
+    kv: f64,
+}
+
+impl Roofline {
+    /// Of a model on a machine; `weight_bytes` is what its weights take. Windows count as if they
+    /// saw everything.
+    ///
+    /// # Errors
+    /// Numbers that make no server.
+    pub fn new(
+        architecture: &Architecture,
+        ask: &ServeAsk,
+        weight_bytes: u64,
+        machine: &Machine,
+    ) -> Result<Roofline, Error> {
+        let config = architecture.transformer()?;
+        let (all, units) = (architecture.parameters()? as f64, architecture.units()?);
+        let rows_only = if config.tie_word_embeddings { 0 } else { units.embedding };
+        let layers = config.num_hidden_layers as f64;
+        let width = (config.num_attention_heads * config.head_size()) as f64;
+        let flops = machine.flops(ask.weights);
+        let bandwidth = machine.bandwidth_bytes_per_second;
+        Ok(Roofline {
+            row: 2.0 * units.layer as f64 * layers / flops,
+            logits: 2.0 * units.projection as f64 / flops,
+            past: 4.0 * width * layers / flops,
+            weights: weight_bytes as f64 * (1.0 - rows_only as f64 / all) / bandwidth,
+            kv: kv_bytes(config, 1, 1, ask.kv)? as f64 / bandwidth,
+        })
+    }
+}
+
+impl crate::fleet::StepCost for Roofline {
+    fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64 {
+        let (rows, past, logits) = (rows as f64, past as f64, logits as f64);
+        let compute = rows * self.row + logits * self.logits + past * self.past;
+        compute.max(self.weights + past * self.kv)
+    }
+}

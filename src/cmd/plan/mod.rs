@@ -1,5 +1,6 @@
 //! `autoreg plan`: what serving or training a model takes, before anything runs.
 
+mod fleet;
 mod serve;
 mod train;
 
@@ -19,6 +20,7 @@ Examples:
   autoreg plan serve models/smollm2-135m-q4_1.gguf --context 2048 --requests 8 --machine measured
   autoreg plan train qwen3-8b --batch 8 --length 2048 --recompute block --zero 3 --ranks 8
   autoreg plan train qwen3-0.6b --budget 24GiB
+  autoreg plan fleet llama-3-8b --machine l4 --rate 4 --objective 1000,100
   autoreg plan train 7500000000 --as zero-paper --zero 2 --ranks 64
 
 MODEL is a published name (`autoreg plan models`), a config.json, a folder or a GGUF file; nothing is
@@ -35,6 +37,9 @@ enum What {
     Serve(serve::ServeArgs),
     /// States, activations, logits and communication of training, a rank; the plans that fit
     Train(train::TrainArgs),
+    /// Several servers under a load, simulated with the server's own scheduler: percentiles, and how
+    /// many servers an objective needs
+    Fleet(fleet::FleetArgs),
     /// Every model that has a name, with its parameters
     Models(ListArgs),
     /// Every machine that has a name, with its figures and their source
@@ -69,19 +74,23 @@ pub struct Common {
 impl Common {
     /// The machine that was asked for.
     fn machine(&self) -> Result<Option<Machine>, CliError> {
-        let Some(what) = &self.machine else { return Ok(None) };
-        if what == "measured" {
-            let path = super::doctor::saved_at();
-            if !path.is_file() {
-                return Err(CliError::input(format!(
-                    "--machine measured: {} is not there; run `autoreg doctor` first",
-                    path.display()
-                )));
-            }
-            return Machine::open(&path.display().to_string()).map(Some).map_err(CliError::input);
-        }
-        Machine::open(what).map(Some).map_err(CliError::input)
+        self.machine.as_deref().map(machine).transpose()
     }
+}
+
+/// A machine of a name, of a file, or of this machine as measured.
+fn machine(what: &str) -> Result<Machine, CliError> {
+    if what == "measured" {
+        let path = super::doctor::saved_at();
+        if !path.is_file() {
+            return Err(CliError::input(format!(
+                "--machine measured: {} is not there; run `autoreg doctor` first",
+                path.display()
+            )));
+        }
+        return Machine::open(&path.display().to_string()).map_err(CliError::input);
+    }
+    Machine::open(what).map_err(CliError::input)
 }
 
 /// Plans as told.
@@ -89,6 +98,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     match &args.what {
         What::Serve(args) => serve::run(args),
         What::Train(args) => train::run(args),
+        What::Fleet(args) => fleet::run(args),
         What::Models(args) => models(args),
         What::Machines(args) => machines(args),
     }

@@ -134,7 +134,10 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
              --kv away, or count with --by formula",
         ));
     }
-    let usual = if engine { NumberKind::F32 } else { NumberKind::Bf16 };
+    let (usual, usual_kv) = match engine {
+        true => (architecture.own_weights(), NumberKind::F32),
+        false => (NumberKind::Bf16, NumberKind::Bf16),
+    };
     let limit = architecture.config.context_limit().map_or(CONTEXT, |limit| limit as u64);
     let threads = args.threads.unwrap_or_else(|| Team::available() as u64);
     let runtime = Runtime { bytes: program + architecture.opened_bytes };
@@ -143,7 +146,7 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
             context: args.context.unwrap_or(CONTEXT.min(limit)),
             requests: args.requests,
             weights: args.weights.unwrap_or(usual),
-            kv: args.kv.unwrap_or(usual),
+            kv: args.kv.unwrap_or(usual_kv),
             step_tokens: args.step_tokens,
             threads,
             budget: args.common.budget,
@@ -214,13 +217,9 @@ impl Backwards {
             plan::separated(ask.context)
         );
         if let Some((name, parameters, bytes)) = self.model {
-            let _ = writeln!(
-                out,
-                "  largest named model    {name}, {} parameters, in {}: {}",
-                plan::separated(parameters),
-                ask.weights.name(),
-                both(bytes)
-            );
+            let parameters = plan::separated(parameters);
+            let _ = writeln!(out, "  largest named model    {name}, {parameters} parameters");
+            let _ = writeln!(out, "{:25}in {}: {}", "", ask.weights.name(), both(bytes));
         }
         out
     }
