@@ -1,9 +1,9 @@
 //! Predictions by the lists that allocate: what `autoreg serve` and `autoreg train` will take.
 
-use crate::{Architecture, Error, Prediction, ServeAsk, Terms, TrainAsk};
+use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
 use engine::serving::{Engine, Limits, NetworkExecutor};
 use ledger::{Account, Plan};
-use models::{Model, ModelConfig, Runner, Workload};
+use models::{Model, ModelConfig, Recompute, Runner, Workload};
 use train::{BatchShape, Recipe, TrainConfig, Trainer};
 
 /// Tokens of a page of K/V, as `autoreg serve` has them unless told otherwise.
@@ -127,7 +127,42 @@ pub fn serve(
         }
     }
     prediction.notes.extend(architecture.notes.iter().cloned());
+    let then = |other: ServeAsk| {
+        let plan = serve_plan(architecture, &other)?;
+        Ok(plan.total() + runtime.bytes)
+    };
+    let others = [
+        (ask.requests, "requests", "K/V cache", "throughput: the rest waits in the queue"),
+        (ask.context, "context", "K/V cache", "longer prompts are refused"),
+        (ask.step_tokens, "step-tokens", "workspace", "prompts in more steps"),
+    ];
+    let others = others.into_iter().filter(|(now, ..)| *now > 1).map(|(now, flag, term, costs)| {
+        let half = now / 2;
+        let other = match flag {
+            "requests" => ServeAsk { requests: half, ..*ask },
+            "context" => ServeAsk { context: half, ..*ask },
+            _ => ServeAsk { step_tokens: half, ..*ask },
+        };
+        (format!("--{flag} {half}"), term, costs, other)
+    });
+    let levers = levers(prediction.total_bytes, others, then)?;
+    prediction.set_levers(levers);
     Ok(prediction)
+}
+
+/// What each of other settings would save.
+fn levers<A>(
+    total: u64,
+    others: impl Iterator<Item = (String, &'static str, &'static str, A)>,
+    then: impl Fn(A) -> Result<u64, Error>,
+) -> Result<Vec<Lever>, Error> {
+    let lever = |(change, term, costs, other): (String, &str, &str, A)| {
+        let total_bytes = then(other)?;
+        let saves_bytes = total.saturating_sub(total_bytes);
+        let (term, costs) = (term.to_owned(), costs.to_owned());
+        Ok(Lever { change, term, saves_bytes, total_bytes, costs })
+    };
+    others.map(lever).collect()
 }
 
 /// Whether a training is one that this program runs: f32, AdamW, one process, all weights.
@@ -149,6 +184,37 @@ pub fn train(
     runtime: Runtime,
 ) -> Result<Prediction, Error> {
     ask.check(architecture)?;
+    let plan = train_plan(architecture, ask)?;
+    let mut terms = Terms::of_plan(&plan);
+    terms.add("runtime", runtime.bytes);
+    let model = (&architecture.name[..], architecture.parameters()?);
+    let mut prediction = Prediction::new(model, "the trainer's lists", terms, ask.budget)?;
+    prediction.notes.extend(architecture.notes.iter().cloned());
+    let (terms, total_bytes) = (prediction.terms.clone(), prediction.total_bytes);
+    prediction.ranks = vec![Rank { rank: 0, terms, total_bytes }];
+    prediction.communication_bytes_per_step = Some(0);
+    let again = |recompute: Recompute, costs| {
+        let change = format!("--recompute {}", recompute.name());
+        (change, "activations", costs, TrainAsk { recompute, ..*ask })
+    };
+    let mut others = vec![
+        again(Recompute::Attention, "attention's forward pass once more"),
+        again(Recompute::Layer, "a forward pass once more: about a third more arithmetic"),
+    ];
+    if ask.batch > 1 {
+        let batch = ask.batch.div_ceil(2);
+        let change = format!("--batch {batch}");
+        let costs = "smaller products; twice as many a step";
+        others.push((change, "activations", costs, TrainAsk { batch, ..*ask }));
+    }
+    let then = |other| Ok(train_plan(architecture, &other)?.total() + runtime.bytes);
+    let levers = levers(total_bytes, others.into_iter(), then)?;
+    prediction.set_levers(levers);
+    Ok(prediction)
+}
+
+/// The lists of `autoreg train`.
+fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error> {
     let what = "activations";
     let sequences = size(what, ask.batch)?;
     let rows = ask.batch.checked_mul(ask.length).filter(|&rows| rows <= 1 << 30);
@@ -164,13 +230,7 @@ pub fn train(
     let recipe = Recipe { batch: sequences, micro_batch: sequences, ..Recipe::default() };
     let config = TrainConfig { model: without_blocks(&architecture.config), train: recipe };
     let threads = size("--threads", ask.threads)?;
-    let plan = Trainer::plan(&config, shape, threads).map_err(|e| architecture.error(e))?;
-    let mut terms = Terms::of_plan(&plan);
-    terms.add("runtime", runtime.bytes);
-    let model = (&architecture.name[..], architecture.parameters()?);
-    let mut prediction = Prediction::new(model, "the trainer's lists", terms, ask.budget)?;
-    prediction.notes.extend(architecture.notes.iter().cloned());
-    Ok(prediction)
+    Trainer::plan(&config, shape, threads).map_err(|e| architecture.error(e))
 }
 
 /// Training loads weights as floats.

@@ -85,6 +85,9 @@ pub struct ToolAnswer {
     pub terms: Terms,
     /// Its figure for a device.
     pub total_bytes: u64,
+    /// What it wants of the host's memory, where it says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_bytes: Option<u64>,
     /// Our figure for the same question.
     pub ours_bytes: u64,
     /// Why they differ.
@@ -202,6 +205,7 @@ pub fn answer(
     let (p, n) = (parameters as f64, ask.layout.ranks as f64);
     let mut terms = Terms::default();
     let mut counted = parameters;
+    let mut host_bytes = None;
     match tool {
         Tool::ZeroPaper => {
             let states = zero_paper(p, n, ask.layout.stage);
@@ -221,7 +225,7 @@ pub fn answer(
                 }
             };
             terms.add("model states", device as u64);
-            terms.add("host memory (not in the sum of a device)", host as u64);
+            host_bytes = Some(host as u64);
         }
         Tool::Megatron => {
             let bytes = more.megatron_bytes.unwrap_or(18);
@@ -246,8 +250,7 @@ pub fn answer(
             terms.add("K/V cache", its.kv_bytes_per_token(2).saturating_mul(ask.length));
         }
     }
-    let device = terms.0.iter().filter(|term| !term.name.starts_with("host"));
-    let total_bytes = device.map(|term| term.bytes).sum();
+    let total_bytes = terms.total()?;
     let states = ["weights", "master weights", "gradients", "optimizer"];
     let ours_bytes = match tool {
         Tool::Eleuther => {
@@ -263,6 +266,7 @@ pub fn answer(
         parameters,
         terms,
         total_bytes,
+        host_bytes,
         ours_bytes,
         why: tool.why(),
     })

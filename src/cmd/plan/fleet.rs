@@ -335,17 +335,20 @@ fn text(
     let mut out = String::new();
     match needed {
         Some(Some(seen)) => {
-            let _ = writeln!(out, "{} servers keep to the objective\n", seen.replicas);
+            let _ = writeln!(out, "{} to keep to the objective\n", servers(seen.replicas));
         }
         Some(None) => {
-            let _ = writeln!(out, "{MOST_REPLICAS} servers do not keep to the objective\n");
+            let _ = writeln!(out, "{} are not enough for it\n", servers(MOST_REPLICAS));
         }
         None => {}
     }
     let _ = writeln!(
         out,
-        "{}: {} requests on {} servers, {:.1} s\n",
-        args.model, seen.requests, seen.replicas, seen.seconds
+        "{}: {} requests on {}, {:.1} s\n",
+        args.model,
+        seen.requests,
+        servers(seen.replicas),
+        seen.seconds
     );
     let _ = writeln!(out, "{:<14}{:>12}{:>12}{:>12}{:>12}", "ms", "mean", "p50", "p90", "p99");
     let mut row = |name: &str, s: &Spread| {
@@ -370,4 +373,8 @@ fn text(
         let _ = writeln!(out, "a million tokens cost {price:.3}");
     }
     out
+}
+
+fn servers(n: usize) -> String {
+    if n == 1 { "one server".to_owned() } else { format!("{n} servers") }
 }

@@ -203,19 +203,14 @@ impl Backwards {
 
     fn text(&self, ask: &ServeAsk) -> String {
         let mut out = format!("\nwithin {}:\n", both(self.budget));
-        let told = |n: Option<u64>| n.map_or("none".to_owned(), plan::separated);
-        let requests = ask.requests;
-        let _ = writeln!(
-            out,
-            "  longest context        {} tokens, {requests} requests side by side",
-            told(self.context)
-        );
-        let _ = writeln!(
-            out,
-            "  most requests          {} of {} tokens",
-            told(self.requests),
-            plan::separated(ask.context)
-        );
+        let told = |n: Option<u64>, what: &str| match n {
+            Some(n) => format!("{} {what}", plan::separated(n)),
+            None => "not one fits".to_owned(),
+        };
+        let context = told(self.context, &format!("tokens, {} requests at once", ask.requests));
+        let _ = writeln!(out, "  longest context        {context}");
+        let of = format!("of {} tokens", plan::separated(ask.context));
+        let _ = writeln!(out, "  most requests          {}", told(self.requests, &of));
         if let Some((name, parameters, bytes)) = self.model {
             let parameters = plan::separated(parameters);
             let _ = writeln!(out, "  largest named model    {name}, {parameters} parameters");
@@ -228,27 +223,16 @@ impl Backwards {
 fn times_text(times: &ServeTimes, ask: &ServeAsk) -> String {
     let mut out = format!("\non {}:\n", times.machine);
     out += &plan::wrapped("  ", &times.source);
-    let _ = writeln!(
-        out,
-        "  first token            {} for a prompt of {} tokens ({})",
-        seconds(times.first_token_s),
-        plan::separated(ask.context),
-        times.first_token_bound
-    );
-    let _ = writeln!(
-        out,
-        "  a token                {} for each of {} requests: {:.1} tokens/s ({})",
-        seconds(times.token_s),
-        ask.requests,
-        times.tokens_per_second,
-        times.token_bound
-    );
-    let _ = writeln!(
-        out,
-        "  batching pays up to    {:.0} requests; then {}",
-        times.knee_requests.ceil(),
-        times.knee_bound
-    );
+    let mut row = |what: &str, text: String| {
+        let _ = writeln!(out, "  {what:<22} {text}");
+    };
+    row("first token", format!("{} ({})", seconds(times.first_token_s), times.first_token_bound));
+    row("", format!("for a prompt of {} tokens, alone", plan::separated(ask.context)));
+    row("a token", format!("{} ({})", seconds(times.token_s), times.token_bound));
+    let all = times.tokens_per_second;
+    row("", format!("for each of {} requests: {all:.1} tokens/s together", ask.requests));
+    row("batching pays up to", format!("{:.0} requests; then", times.knee_requests.ceil()));
+    row("", times.knee_bound.clone());
     let _ = writeln!(out, "  {:>10}{:>14}{:>16}", "requests", "a token", "tokens/s");
     for (requests, token, all) in &times.batching {
         let _ = writeln!(out, "  {requests:>10}{:>14}{all:>16.1}", seconds(*token));

@@ -6,7 +6,7 @@ use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
 use kernels::Team;
-use models::{ModelConfig, Recompute};
+use models::{ModelConfig, Recompute, RnnConfig, TransformerConfig};
 use plan::running::{self, Runtime};
 use plan::{
     Architecture, Attention, Candidate, Layout, Logits, Optimizer, Precision, Prediction, Searched,
@@ -141,6 +141,7 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let (Some(tool), Some(parameters)) = (args.tool, bare_number(&args.model)) {
         return by_number(args, tool, parameters);
     }
+    let runtime = program(args)?;
     let machine = args.common.machine()?;
     let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
     let ask = ask(args, &architecture);
@@ -149,7 +150,7 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     }
     let engine = architecture.runs_here && running::trains(&ask);
     let plan = match engine {
-        true => running::train(&architecture, &ask, runtime(&architecture, &ask)?),
+        true => running::train(&architecture, &ask, runtime),
         false => plan::train(&architecture, &ask),
     };
     let plan = plan.map_err(CliError::input)?;
@@ -221,11 +222,14 @@ fn ask(args: &TrainArgs, architecture: &Architecture) -> TrainAsk {
 }
 
 /// What this very program holds beside a training: measured after a miniature has taken a step, as
-/// `autoreg train` measures it.
-fn runtime(architecture: &Architecture, ask: &TrainAsk) -> Result<Runtime, CliError> {
-    let team = crate::cmd::team(usize::try_from(ask.threads).ok())?;
-    let config = TrainConfig { model: architecture.config.clone(), train: Recipe::default() };
-    Trainer::warm_up(&config, &team);
+/// `autoreg train` measures it, and before anything else is done.
+fn program(args: &TrainArgs) -> Result<Runtime, CliError> {
+    let team = crate::cmd::team(args.threads.and_then(|n| usize::try_from(n).ok()))?;
+    let model = match args.model.contains("rnn") {
+        true => ModelConfig::Rnn(RnnConfig::email(64)),
+        false => ModelConfig::Transformer(TransformerConfig::email(64, 8)),
+    };
+    Trainer::warm_up(&TrainConfig { model, train: Recipe::default() }, &team);
     Ok(Runtime { bytes: ledger::resident_bytes() })
 }
 
@@ -259,16 +263,15 @@ impl Found {
     }
 
     fn text(&self, ask: &TrainAsk) -> String {
-        let told = |n: Option<u64>| n.map_or("none".to_owned(), plan::separated);
+        let told = |n: Option<u64>, what: &str| match n {
+            Some(n) => format!("{} {what}", plan::separated(n)),
+            None => "not one fits".to_owned(),
+        };
         let mut out = format!("\nwithin {} a rank:\n", both(self.budget));
-        let _ = writeln!(
-            out,
-            "  longest sequences      {} tokens, {} at once",
-            told(self.length),
-            ask.batch
-        );
-        let _ =
-            writeln!(out, "  most sequences         {} of {} tokens", told(self.batch), ask.length);
+        let longest = told(self.length, &format!("tokens, {} sequences at once", ask.batch));
+        let _ = writeln!(out, "  longest sequences      {longest}");
+        let batch = told(self.batch, &format!("of {} tokens", ask.length));
+        let _ = writeln!(out, "  most sequences         {batch}");
         let ranks = self.ranks.map_or("more than 4,096".to_owned(), |(ranks, stage)| {
             format!("{} at stage {stage}", plan::separated(ranks))
         });
@@ -281,9 +284,12 @@ impl Found {
         let _ = writeln!(out, "\n{} ways fit, the cheapest first:", fit.len());
         let row = |c: &Candidate| {
             let again = 100.0 * c.extra_compute_share;
-            let sent = c.communication_bytes_per_token;
+            let sent = match c.communication_bytes_per_token {
+                0.0 => String::new(),
+                bytes => format!(", {} sent a token", both(bytes as u64)),
+            };
             let told = format!(
-                "{}; {again:.0} % more arithmetic, {sent:.0} B sent a token; {}",
+                "{}; {again:.0} % more arithmetic{sent}; {}",
                 both(c.total_bytes),
                 c.reason
             );
@@ -371,6 +377,9 @@ fn as_tool(
         plan::separated(answer.parameters),
         plan::bars(&answer.terms, answer.total_bytes)
     );
+    if let Some(host) = answer.host_bytes {
+        let _ = writeln!(text, "and of the host's memory: {}", both(host));
+    }
     let _ = writeln!(text, "ours for the same question: {}", both(answer.ours_bytes));
     text += &plan::wrapped("", &format!("they differ because it counts so: {}", answer.why));
     term::print(&text);
