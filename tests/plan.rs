@@ -55,13 +55,13 @@ fn serving_takes_what_was_predicted() {
         println!("skipped: no {MODEL}; scripts/fetch-test-models fetches it");
         return;
     }
-    let (context, requests) = (528usize, 4usize);
+    let (prompt, requests) = (520usize, 4usize);
     let words = [
         "plan",
         "serve",
         MODEL,
         "--context",
-        "528",
+        "544",
         "--requests",
         "4",
         "--threads",
@@ -72,13 +72,13 @@ fn serving_takes_what_was_predicted() {
     let plan = json(&words);
     let server = Server::start(
         MODEL,
-        &["--kv-tokens", "2112", "--max-sequences", "4", "--threads", "2", "--step-tokens", "128"],
+        &["--kv-tokens", "2176", "--max-sequences", "4", "--threads", "2", "--step-tokens", "128"],
     );
     // Nothing is shared, and every page gets used.
     let asked: Vec<_> = (0..requests)
         .map(|r| {
             let prompt: Vec<usize> =
-                (0..context - 4).map(|i| 100 + (i * 7 + r * 1009) % 40_000).collect();
+                (0..prompt).map(|i| 100 + (i * 7 + r * 1009) % 40_000).collect();
             let body = json!({"prompt": prompt, "max_tokens": 4, "ignore_eos": true});
             server.send("POST", "/v1/completions", "", body.to_string().as_bytes())
         })
@@ -86,7 +86,8 @@ fn serving_takes_what_was_predicted() {
     for stream in asked {
         assert_eq!(read(stream).status, 200);
     }
-    let pages = number(&server.get("/ledger").json()["kv"]["pages_kept"]);
+    let kv = server.get("/ledger").json()["kv"].clone();
+    let pages = number(&kv["pages_held"]) + number(&kv["pages_kept"]);
     assert!(pages >= 4.0 * 32.0, "{pages} pages were filled");
     near(number(&plan["peak_bytes"]), status(server.pid(), "VmHWM"));
     // The same with the file's pages given back, which is what the terms are.
@@ -144,6 +145,43 @@ fn what_is_found_backwards_fits_and_one_more_does_not() {
         json(&[&words[..], &[&context]].concat())["fits"].clone()
     };
     assert_eq!((fits(context), fits(context + 1)), (json!(true), json!(false)));
+}
+
+#[test]
+fn fewer_bits_are_advised_with_their_measured_cost_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("mine.txt");
+    std::fs::write(&text, "hello there, this is a text of one's own. ".repeat(8)).unwrap();
+    let page =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/plan/tests/situations/small-batch.prom");
+    let (original, instead) = (fixture("qwen3"), fixture("mistral"));
+    let ask = |other: &str| {
+        let text = text.to_str().unwrap();
+        json(&["diagnose", page, "--original", &original, "--instead", other, "--text", text])
+    };
+    // The same weights save nothing.
+    let same = ask(&original);
+    let refused = same["refused"].as_array().unwrap();
+    assert!(
+        refused.iter().any(|r| r["why"].as_str().unwrap().contains("no fewer bytes")),
+        "{same}"
+    );
+    // Others are advised if they save anything, cost beside gain.
+    let bytes =
+        |model: &str| json(&["plan", "serve", model])["terms"][0]["bytes"].as_u64().unwrap();
+    let other = ask(&instead);
+    let of = |list: &str| {
+        let all = other[list].as_array().unwrap().iter();
+        all.filter(|l| l["change"].as_str().unwrap().contains("mistral")).count()
+    };
+    let saves = bytes(&instead) < bytes(&original);
+    assert_eq!((of("levers"), of("refused")), if saves { (1, 0) } else { (0, 1) }, "{other}");
+    let llama = fixture("llama");
+    let words = ["diagnose", page, "--original", &original, "--instead", &llama, "--text"];
+    autoreg(&[&words[..], &[text.to_str().unwrap()]].concat())
+        .refused(2, &["different tokenizers"]);
+    let lone = autoreg(&["diagnose", page, "--original", &original]);
+    lone.refused(2, &["--instead", "--text"]);
 }
 
 #[test]

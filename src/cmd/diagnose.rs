@@ -1,10 +1,10 @@
 //! `autoreg diagnose`: what limits what was measured, what would change it, whether a change worked.
 
-use crate::cmd::json;
+use crate::cmd::{json, quality};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
-use plan::diagnose::{Diagnosis, Evidence, compare, diagnose};
+use plan::diagnose::{Diagnosis, Evidence, compare, diagnose_knowing};
 use plan::{Prediction, Sheet};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -19,6 +19,7 @@ Examples:
   autoreg diagnose runs/t1                        a run folder of `autoreg train`
   autoreg diagnose runs/t1/ledger.json
   autoreg diagnose before.prom --after after.prom what changed, in milliseconds and bytes that add up
+  autoreg diagnose http://127.0.0.1:8080 --original m-f16.gguf --instead m-q4.gguf --text mine.txt
   autoreg plan train qwen3-8b --ranks 8 --json > plan.json; autoreg diagnose plan.json
 
 It names one limiting resource (queue, prefill compute, decode bandwidth, K/V pool, activations, optimizer
@@ -32,6 +33,15 @@ pub struct DiagnoseArgs {
     /// A second one, after a change: what became of the first
     #[arg(long, value_name = "URL|RUN|LEDGER|LOG")]
     after: Option<String>,
+    /// The model that runs, to measure what fewer bits cost before they are advised
+    #[arg(long, value_name = "MODEL", requires_all = ["instead", "text"], conflicts_with = "after")]
+    original: Option<PathBuf>,
+    /// The same model in fewer bits
+    #[arg(long, value_name = "MODEL", requires_all = ["original", "text"])]
+    instead: Option<PathBuf>,
+    /// Your own text, on which the two are compared: perplexity of both, divergence in nats a token
+    #[arg(long, value_name = "FILE", requires_all = ["original", "instead"])]
+    text: Option<PathBuf>,
     /// A key that the server wants
     #[arg(long, value_name = "KEY", env = "AUTOREG_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
@@ -54,7 +64,13 @@ pub fn run(args: &DiagnoseArgs) -> Result<(), CliError> {
     let evidence = open(&args.source, key)?;
     let (text, value, found) = match &args.after {
         None => {
-            let found = diagnose(&evidence).map_err(CliError::input)?;
+            let quality = match (&args.original, &args.instead, &args.text) {
+                (Some(original), Some(instead), Some(text)) => {
+                    Some(quality::measure(original, instead, text)?)
+                }
+                _ => None,
+            };
+            let found = diagnose_knowing(&evidence, quality.as_ref()).map_err(CliError::input)?;
             (found.text(), json(&found)?, Some(found))
         }
         Some(after) => {

@@ -17,6 +17,7 @@ pub mod init;
 pub mod inspect;
 pub mod model;
 pub mod plan;
+pub mod quality;
 pub mod score;
 pub mod serve;
 pub mod train;

@@ -1,7 +1,7 @@
 //! Situations that were recorded by `scripts/record-situations`, each with its verdict.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use plan::diagnose::{Diagnosis, Evidence, compare, diagnose};
+use plan::diagnose::{Diagnosis, Evidence, Quality, compare, diagnose, diagnose_knowing};
 use std::path::{Path, PathBuf};
 
 fn path(name: &str) -> PathBuf {
@@ -50,6 +50,31 @@ fn a_small_batch() {
     let found = check("small-batch.prom", "decode bandwidth", "--draft-tokens", "more --kv-tokens");
     let fewer_bits = found.refused.iter().find(|r| r.change == "weights in fewer bits").unwrap();
     assert!(fewer_bits.why.contains("on your own text"));
+    // With its cost measured it is advised, cost beside gain.
+    let quality = Quality {
+        original: "big.gguf".to_owned(),
+        instead: "small.gguf".to_owned(),
+        text: "mine.txt".to_owned(),
+        tokens: 1000,
+        perplexity: 20.0,
+        perplexity_instead: 21.5,
+        divergence_nats: 0.03,
+        same_best_share: 0.95,
+        bytes: 400,
+        bytes_instead: 100,
+    };
+    let recorded = evidence("small-batch.prom");
+    let knowing = diagnose_knowing(&recorded, Some(&quality)).unwrap();
+    let lever = knowing.levers.iter().find(|l| l.change.contains("small.gguf")).unwrap();
+    let decode = recorded.serving.unwrap().decode_s;
+    assert_eq!(lever.gain_seconds, Some(decode * 0.75));
+    assert!(
+        lever.costs.contains("21.500 instead of 20.000") && lever.costs.contains("0.0300 nats")
+    );
+    assert!(knowing.refused.iter().all(|r| r.change != "weights in fewer bits"));
+    // Where weights are not what limits, it stays refused.
+    let pool = diagnose_knowing(&evidence("small-pool.prom"), Some(&quality)).unwrap();
+    assert!(pool.refused.iter().any(|r| r.change == "weights in fewer bits"));
 }
 
 #[test]

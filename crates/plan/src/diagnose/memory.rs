@@ -1,7 +1,7 @@
 //! Where the bytes are: a training's, a server's, anybody's ledger.
 
 use super::evidence::{Evidence, STATES};
-use super::{Found, QUALITY, percent};
+use super::{FEWER_BITS, Found, KV_QUALITY, QUALITY, percent};
 use crate::{Error, both};
 use ledger::Account;
 use models::{ModelConfig, Recompute, Runner, Workload};
@@ -196,13 +196,13 @@ fn serving(evidence: &Evidence) -> Result<Found, Error> {
                 recheck,
             );
             found.refuse("weights in fewer bits", format!("weights are {:.0} %", share(weights)));
-            found.refuse("K/V in fewer bits", QUALITY.to_owned());
+            found.refuse("K/V in fewer bits", KV_QUALITY.to_owned());
         }
         "weights" => {
             found.verdict =
                 "weights take most of the memory: they are there before any request".to_owned();
             found.smaller("a smaller model", weights / 2, "quality", "your own text's perplexity");
-            found.refuse("weights in fewer bits", QUALITY.to_owned());
+            found.refuse(FEWER_BITS, QUALITY.to_owned());
             found.refuse("half --kv-tokens", format!("K/V is {:.0} %", share(kv)));
         }
         _ => {

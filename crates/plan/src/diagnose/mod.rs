@@ -74,6 +74,17 @@ pub struct Diagnosis {
 /// # Errors
 /// Evidence in which nothing was done yet.
 pub fn diagnose(evidence: &Evidence) -> Result<Diagnosis, crate::Error> {
+    diagnose_knowing(evidence, None)
+}
+
+/// The same with what fewer bits were measured to cost: they may then be advised.
+///
+/// # Errors
+/// As [`diagnose`].
+pub fn diagnose_knowing(
+    evidence: &Evidence,
+    quality: Option<&Quality>,
+) -> Result<Diagnosis, crate::Error> {
     let mut found = match (&evidence.serving, &evidence.training) {
         (Some(serving), _) => time::serving(evidence, serving)?,
         (None, Some(training)) => match time::training(training) {
@@ -82,6 +93,9 @@ pub fn diagnose(evidence: &Evidence) -> Result<Diagnosis, crate::Error> {
         },
         (None, None) => memory::ledger(evidence)?,
     };
+    if let Some(quality) = quality {
+        fewer_bits(&mut found, evidence, quality);
+    }
     let gain = |advice: &Advice| match (advice.gain_seconds, advice.gain_bytes) {
         (Some(seconds), _) => seconds,
         (None, bytes) => bytes.unwrap_or(0) as f64,
@@ -99,6 +113,70 @@ pub fn diagnose(evidence: &Evidence) -> Result<Diagnosis, crate::Error> {
         refused: found.refused,
     })
 }
+
+/// What other weights cost on a text: measured, the one against the other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Quality {
+    /// The model that is compared with.
+    pub original: String,
+    /// The model that would take its place.
+    pub instead: String,
+    /// The text.
+    pub text: String,
+    /// Tokens of it that were predicted.
+    pub tokens: u64,
+    /// Perplexity of the original.
+    pub perplexity: f64,
+    /// Perplexity of the other.
+    pub perplexity_instead: f64,
+    /// Mean divergence of the other's distribution from the original's, nats a token.
+    pub divergence_nats: f64,
+    /// Share of tokens at which both hold the same token most probable.
+    pub same_best_share: f64,
+    /// Bytes of the original's weights.
+    pub bytes: u64,
+    /// Bytes of the other's weights.
+    pub bytes_instead: u64,
+}
+
+impl Quality {
+    /// The cost in a sentence.
+    pub fn cost(&self) -> String {
+        format!(
+            "on {} tokens of {}: perplexity {:.3} instead of {:.3}, divergence {:.4} nats a token, \
+             the same best token at {:.1} %",
+            self.tokens,
+            self.text,
+            self.perplexity_instead,
+            self.perplexity,
+            self.divergence_nats,
+            100.0 * self.same_best_share
+        )
+    }
+}
+
+/// Turns the refusal of fewer bits, where only their cost was not known, into advice.
+fn fewer_bits(found: &mut Found, evidence: &Evidence, quality: &Quality) {
+    let is = |refusal: &Refusal| refusal.change == FEWER_BITS && refusal.why == QUALITY;
+    if !found.refused.iter().any(is) {
+        return;
+    }
+    found.refused.retain(|refusal| !is(refusal));
+    let change = format!("{} instead of {}", quality.instead, quality.original);
+    let saved = quality.bytes.saturating_sub(quality.bytes_instead);
+    let (costs, recheck) = (quality.cost(), "the answers, and the perplexity of more of your text");
+    match (&evidence.serving, saved) {
+        (_, 0) => found.refuse(&change, "its weights take no fewer bytes".to_owned()),
+        (Some(serving), saved) => {
+            let share = saved as f64 / quality.bytes.max(1) as f64;
+            found.quicker(&change, serving.decode_s * share, &costs, recheck);
+        }
+        (None, saved) => found.smaller(&change, saved, &costs, recheck),
+    }
+}
+
+/// The change that costs quality.
+const FEWER_BITS: &str = "weights in fewer bits";
 
 /// What a set of rules found.
 #[derive(Default)]
@@ -148,8 +226,12 @@ impl Found {
 }
 
 /// What quantising takes before it is advised.
-const QUALITY: &str = "not without its measured cost on your own text: `autoreg eval MODEL --text \
-    FILE --json` on both, and the perplexities beside each other";
+const QUALITY: &str = "not without its measured cost on your own text: give --original MODEL \
+    --instead MODEL --text FILE";
+
+/// The same for keys and values.
+const KV_QUALITY: &str = "this program keeps them as f32; of another server, not without its \
+    measured cost on your own text";
 
 /// A share in percent.
 fn percent(part: f64, whole: f64) -> f64 {

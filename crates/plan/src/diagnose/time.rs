@@ -1,7 +1,7 @@
 //! Where the time went: a request's, or a step's.
 
 use super::evidence::{Evidence, Serving, Training};
-use super::{Found, QUALITY, ms, percent};
+use super::{FEWER_BITS, Found, KV_QUALITY, QUALITY, ms, percent};
 use crate::{Error, both};
 
 /// From this share of answered requests on, those sent back to wait are the reason.
@@ -85,7 +85,7 @@ fn pool_full(found: &mut Found, evidence: &Evidence, s: &Serving) {
     found.quicker("half --max-sequences", s.prefill_s, costs, "preemptions, and the queue's share");
     let costs = "longer texts are refused";
     found.quicker("shorter contexts", waits / 2.0, costs, "preemptions");
-    found.refuse("K/V in fewer bits", QUALITY.to_owned());
+    found.refuse("K/V in fewer bits", KV_QUALITY.to_owned());
     let why = "weights keep no page from a sequence, unless their bytes are given to the pool";
     found.refuse("weights in fewer bits", why.to_owned());
     let why = "more sequences at a time want more pages: they are what lacks";
@@ -147,7 +147,7 @@ fn decode(found: &mut Found, s: &Serving, total: f64) {
         "accepted guesses: texts that repeat themselves",
     );
     found.quicker("answers half as long", s.decode_s / 2.0, "shorter texts", "answers");
-    found.refuse("weights in fewer bits", QUALITY.to_owned());
+    found.refuse(FEWER_BITS, QUALITY.to_owned());
     let prefill = percent(s.prefill_s, total);
     found.refuse(
         "shared beginnings of prompts",
