@@ -226,6 +226,19 @@ fn a_fleet_is_as_large_as_its_objective_needs() {
 }
 
 #[test]
+fn steps_that_were_timed_here_drive_a_fleet() {
+    let model = fixture("llama");
+    let words = ["plan", "fleet", &model, "--calibrate", "--clients", "3", "--requests", "30"];
+    let more = ["--prompt-tokens", "~20", "--max-tokens", "4-9", "--threads", "1"];
+    let found = json(&[&words[..], &more[..]].concat());
+    assert_eq!(found["seen"]["requests"], 30);
+    let steps = found["steps"]["by_rows"].as_array().unwrap();
+    assert!(steps.len() > 4 && steps.iter().all(|s| number(&s[1]) > 0.0), "{found}");
+    assert!(number(&found["seen"]["busy_share"]) > 0.99, "clients leave no server idle");
+    assert_eq!(found["replicas_needed"], Value::Null);
+}
+
+#[test]
 fn every_model_and_machine_has_its_figures() {
     let models = json(&["plan", "models"]);
     assert!(models.as_array().unwrap().len() >= 22);

@@ -81,11 +81,11 @@ pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
         bandwidth_bytes_per_second: bandwidth,
         flops_per_second: flops,
         quantised_flops_per_second: Some(quantised),
+        quantised_row_bytes_per_second: Some(row),
         memory_bytes: ledger::machine_bytes(),
         source: format!("measured by autoreg doctor, {} threads, {isa}", team.threads()),
     };
     let mut value = serde_json::to_value(&machine).map_err(CliError::failed)?;
-    value["quantised_row_bytes_per_second"] = row.into();
     value["processor"] = processor.into();
     value["threads"] = team.threads().into();
     value["isa"] = isa.into();

@@ -23,6 +23,9 @@ pub struct Machine {
     /// The same for products with quantised matrices, where that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantised_flops_per_second: Option<f64>,
+    /// Bytes/s at which a product of one row reads a quantised matrix, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantised_row_bytes_per_second: Option<f64>,
     /// Bytes of its memory, where it is the same for all of the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
@@ -64,6 +67,7 @@ pub fn machines() -> impl Iterator<Item = Machine> {
         bandwidth_bytes_per_second: gb * 1e9,
         flops_per_second: tflops * 1e12,
         quantised_flops_per_second: None,
+        quantised_row_bytes_per_second: None,
         memory_bytes: (memory > 0).then_some(memory * 1_000_000_000),
         source: format!("{PEAK} ({numbers})"),
     })
@@ -100,9 +104,19 @@ impl Machine {
     }
 
     fn flops(&self, weights: NumberKind) -> f64 {
-        let floats = matches!(weights, NumberKind::F32 | NumberKind::Bf16 | NumberKind::F16);
-        self.quantised_flops_per_second.filter(|_| !floats).unwrap_or(self.flops_per_second)
+        let quantised = is_quantised(weights);
+        self.quantised_flops_per_second.filter(|_| quantised).unwrap_or(self.flops_per_second)
     }
+
+    /// Bytes/s at which weights are read.
+    fn reading(&self, weights: NumberKind) -> f64 {
+        let measured = self.quantised_row_bytes_per_second.filter(|_| is_quantised(weights));
+        measured.unwrap_or(self.bandwidth_bytes_per_second)
+    }
+}
+
+fn is_quantised(weights: NumberKind) -> bool {
+    !matches!(weights, NumberKind::F32 | NumberKind::Bf16 | NumberKind::F16)
 }
 
 /// What a model reads and computes, from which times follow.
@@ -184,10 +198,12 @@ pub fn serve_times(
     let (flops, bandwidth) = (machine.flops(ask.weights), machine.bandwidth_bytes_per_second);
     let context = ask.context as f64;
     let prompt = context * work.layers + context * work.attention(context / 2.0) + work.head;
-    let read = (work.weights * (context / ask.step_tokens as f64).ceil() + work.kv) / bandwidth;
+    let reading = machine.reading(ask.weights);
+    let steps = (context / ask.step_tokens as f64).ceil();
+    let read = work.weights * steps / reading + work.kv / bandwidth;
     let (first_token_s, first_token_bound) = bound(prompt / flops, read);
     let each = (work.layers + work.head + work.attention(context)) / flops;
-    let (once, past) = (work.weights / bandwidth, work.kv / bandwidth);
+    let (once, past) = (work.weights / reading, work.kv / bandwidth);
     let token = |n: f64| bound(n * each, once + n * past);
     let requests = ask.requests as f64;
     let (token_s, token_bound) = token(requests);
@@ -320,7 +336,8 @@ impl Roofline {
             row: 2.0 * units.layer as f64 * layers / flops,
             logits: 2.0 * units.projection as f64 / flops,
             past: 4.0 * width * layers / flops,
-            weights: weight_bytes as f64 * (1.0 - rows_only as f64 / all) / bandwidth,
+            weights: weight_bytes as f64 * (1.0 - rows_only as f64 / all)
+                / machine.reading(ask.weights),
             kv: kv_bytes(config, 1, 1, ask.kv)? as f64 / bandwidth,
         })
     }
@@ -331,5 +348,87 @@ impl crate::fleet::StepCost for Roofline {
         let (rows, past, logits) = (rows as f64, past as f64, logits as f64);
         let compute = rows * self.row + logits * self.logits + past * self.past;
         compute.max(self.weights + past * self.kv)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(context: u64) -> ServeAsk {
+        ServeAsk {
+            context,
+            requests: 1,
+            weights: NumberKind::Bf16,
+            kv: NumberKind::Bf16,
+            step_tokens: 256,
+            threads: 1,
+            budget: None,
+        }
+    }
+
+    fn times(context: u64, machine: &str) -> ServeTimes {
+        let model = Architecture::open("llama-3-8b").unwrap();
+        let bytes = 2 * model.parameters().unwrap();
+        serve_times(&model, &ask(context), bytes, &Machine::open(machine).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_token_alone_takes_the_reading_of_the_weights() {
+        let found = times(16, "h100-sxm");
+        // All but the table of which one row is read.
+        let read = 2.0 * (8_030_261_248.0 - 128_256.0 * 4096.0);
+        let expected = read / 3350e9;
+        assert!((found.token_s / expected - 1.0).abs() < 0.001, "{}", found.token_s);
+        assert_eq!(found.token_bound, "bandwidth");
+        // A weight in 16 bits is two operations and two bytes: the knee is FLOP/s by bytes/s, and
+        // what the little K/V adds.
+        let knee = 989.0 / 3.35;
+        assert!((found.knee_requests / knee - 1.0).abs() < 0.05, "{}", found.knee_requests);
+        assert!(found.knee_bound.starts_with("compute"));
+        // At long contexts reading K/V is what ends it, at as many bytes as the weights have.
+        let long = times(131_072, "h100-sxm");
+        assert!(long.knee_bound.starts_with("K/V"));
+        assert!((long.knee_requests * 131_072.0 * 131_072.0 / read - 1.0).abs() < 0.001);
+    }
+
+    #[test]
+    fn more_requests_never_make_fewer_tokens() {
+        for machine in machines() {
+            let found = times(2048, &machine.name);
+            let all: Vec<f64> = found.batching.iter().map(|(_, _, all)| *all).collect();
+            assert!(all.windows(2).all(|w| w[1] >= 0.999 * w[0]), "{}: {all:?}", machine.name);
+            assert!(found.first_token_s > found.token_s);
+        }
+    }
+
+    #[test]
+    fn a_step_takes_six_operations_a_parameter_and_token() {
+        let model = Architecture::open("llama-3-70b").unwrap();
+        let ask = TrainAsk { length: 1024, ..TrainAsk::default() };
+        let machine = Machine::open("h100-sxm").unwrap();
+        let of = |recompute| {
+            let ask = TrainAsk { recompute, ..ask };
+            train_times(&model, &ask, 5_000_000_000, &machine, Some(1e9)).unwrap()
+        };
+        let plain = of(Recompute::None);
+        let rule = 6.0 * 70_553_706_496.0 * 1024.0 / 989e12;
+        assert!((plain.compute_s / rule - 1.0).abs() < 0.03, "{} {rule}", plain.compute_s);
+        let again = of(Recompute::Layer);
+        assert!((again.compute_s / plain.compute_s - 4.0 / 3.0).abs() < 0.02);
+        assert_eq!((plain.recompute_s, plain.communication_s), (0.0, Some(5.0)));
+        assert!((plain.step_s - plain.compute_s - 5.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_file_that_is_no_machine_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.json");
+        let machine = machines().next().unwrap();
+        for (bandwidth, good) in [(1e9, true), (0.0, false), (-1.0, false)] {
+            let changed = Machine { bandwidth_bytes_per_second: bandwidth, ..machine.clone() };
+            std::fs::write(&path, serde_json::to_string(&changed).unwrap()).unwrap();
+            assert_eq!(Machine::open(path.to_str().unwrap()).is_ok(), good);
+        }
     }
 }

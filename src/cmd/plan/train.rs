@@ -10,8 +10,8 @@ use models::{ModelConfig, Recompute, RnnConfig, TransformerConfig};
 use plan::running::{self, Runtime};
 use plan::{
     Architecture, Attention, Candidate, Layout, Logits, Optimizer, Precision, Prediction, Searched,
-    Sheet, Tool, ToolAsk, TrainAsk, TrainTimes, both, fewest_ranks, largest_published, most,
-    search, train_times,
+    Sheet, StateBytes, Tool, ToolAsk, TrainAsk, TrainTimes, both, fewest_ranks, largest_published,
+    most, search, train_times,
 };
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -241,6 +241,8 @@ struct Found {
     batch: Option<u64>,
     /// Name, parameters, bytes.
     model: Option<(&'static str, u64, u64)>,
+    /// Parameters whose states alone fit.
+    parameters: Option<u64>,
     budget: u64,
 }
 
@@ -256,6 +258,12 @@ impl Found {
                 length: most(limit, budget, |length| total(TrainAsk { length, ..*ask }))?,
                 batch: most(1 << 20, budget, |batch| total(TrainAsk { batch, ..*ask }))?,
                 model: largest_published(budget, other)?,
+                parameters: most(1 << 50, budget, |parameters| {
+                    let state = StateBytes::new(ask.precision, ask.optimizer);
+                    let mut terms = plan::Terms::default();
+                    ask.layout.states(parameters, 0, state, &mut terms)?;
+                    terms.total()
+                })?,
                 budget,
             })
         };
@@ -280,6 +288,8 @@ impl Found {
             let parameters = plan::separated(parameters);
             let _ = writeln!(out, "  largest named model    {name}, {parameters} parameters");
         }
+        let states = told(self.parameters, "parameters, states alone");
+        let _ = writeln!(out, "  largest model          {states}");
         let fit = &self.searched.fit;
         let _ = writeln!(out, "\n{} ways fit, the cheapest first:", fit.len());
         let row = |c: &Candidate| {
@@ -338,6 +348,7 @@ fn as_json(
     if let Some(f) = found {
         value["longest_sequence"] = f.length.into();
         value["largest_batch"] = f.batch.into();
+        value["largest_parameters_states_alone"] = f.parameters.into();
         value["fewest_ranks"] = match f.ranks {
             Some((ranks, stage)) => json!({"ranks": ranks, "zero": stage}),
             None => Value::Null,
@@ -425,7 +436,7 @@ fn by_number(args: &TrainArgs, tool: Tool, parameters: f64) -> Result<(), CliErr
         }
     };
     let mut ours = plan::Terms::default();
-    let state = plan::StateBytes::new(Precision::Bf16, Optimizer::Adamw);
+    let state = StateBytes::new(Precision::Bf16, Optimizer::Adamw);
     layout.states(parameters as u64, 0, state, &mut ours).map_err(CliError::input)?;
     let ours = ours.total().map_err(CliError::input)?;
     let bytes = bytes.round() as u64;

@@ -144,6 +144,11 @@ fn run(name: &str, path: &Path) -> Result<Evidence, Error> {
         serde_json::from_str(&read(&path)?)
             .map_err(|e| Error::Content { path, reason: e.to_string() })
     };
+    if !path.join("ledger.json").is_file() {
+        let reason =
+            "no ledger.json in it; it is written when a run ends, and metrics.jsonl before";
+        return Err(Error::Content { path: path.to_owned(), reason: reason.to_owned() });
+    }
     let mut evidence = ledger(name, &json("ledger.json")?)?;
     let result = json("result.json")?;
     let number = |key: &str| result.get(key).and_then(Value::as_f64);
