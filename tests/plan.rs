@@ -226,6 +226,29 @@ fn a_fleet_is_as_large_as_its_objective_needs() {
 }
 
 #[test]
+fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
+    let rows = json(&["bench", "attention-memory", "--length", "512,1024,2048"]);
+    let rows = rows.as_array().unwrap();
+    let of = |i: usize, way: &str, key: &str| number(&rows[i][way][key]);
+    for (i, row) in rows.iter().enumerate() {
+        assert!(number(&row["largest_difference"]) < 1e-5, "{row}");
+        let (counted, measured) =
+            (of(i, "stored", "workspace_bytes"), of(i, "stored", "measured_bytes"));
+        // Pages of 2 MiB may round up what is measured.
+        assert!((measured - counted).abs() < 0.1 * counted + 5e6, "{row}");
+        assert!(
+            of(i, "tiled", "measured_bytes") < of(i, "tiled", "workspace_bytes") + 3e6,
+            "{row}"
+        );
+    }
+    assert_eq!(of(0, "tiled", "workspace_bytes"), of(2, "tiled", "workspace_bytes"));
+    let length = 2048.0 * 2048.0 * 4.0;
+    assert!(of(2, "stored", "workspace_bytes") >= length);
+    assert!(of(2, "stored", "moved_bytes") > 4.0 * length);
+    assert!(of(2, "tiled", "moved_bytes") < of(2, "stored", "moved_bytes") / 3.0);
+}
+
+#[test]
 fn steps_that_were_timed_here_drive_a_fleet() {
     let model = fixture("llama");
     let words = ["plan", "fleet", &model, "--calibrate", "--clients", "3", "--requests", "30"];
