@@ -33,7 +33,7 @@ pub fn choose_isa(name: Option<&str>) -> Result<(), CliError> {
     let Some(name) = name else { return Ok(()) };
     let Some(isa) = Isa::from_name(name) else {
         return Err(CliError::input(format!(
-            "--isa {name}: no such instruction set; choose plain, avx2 or avx512"
+            "--isa {name}: no such instruction set; choose plain, avx2, avx512 or amx"
         )));
     };
     if isa.force() != isa {
