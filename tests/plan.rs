@@ -114,6 +114,14 @@ fn keys_stay() {
     for key in ["terms", "total_bytes", "fits", "limiting_term", "levers", "parameters", "times"] {
         assert!(!plan[key].is_null(), "{key}: {plan}");
     }
+    // Where no budget is given, a machine's memory is one.
+    let on = |machine: &str| json(&["plan", "serve", "qwen3-8b", "--machine", machine]);
+    assert_eq!(
+        (on("rtx-4090")["fits"].clone(), on("t4")["fits"].clone()),
+        (json!(true), json!(false))
+    );
+    assert_eq!(on("t4")["budget_bytes"], 16_000_000_000u64);
+    assert_eq!(on("epyc-9654")["fits"], Value::Null);
     assert_eq!(plan["parameters"], 8_190_735_360u64);
     assert_eq!(plan["terms"][0], json!({"name": "weights", "bytes": 16_381_470_720u64}));
     assert_eq!(plan["kv_bytes_per_token"], 147_456);

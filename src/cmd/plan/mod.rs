@@ -56,7 +56,7 @@ struct ListArgs {
 /// Where a plan goes, and the machine that it is for.
 #[derive(Debug, Args)]
 pub struct Common {
-    /// Bytes that may be taken, like 24GiB or 24GB
+    /// Bytes that may be taken, like 24GiB or 24GB [default: the machine's memory, where it is known]
     #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
     pub budget: Option<u64>,
     /// Add times on this machine: a name of `autoreg plan machines`, a file of `autoreg doctor`, or
@@ -75,6 +75,11 @@ impl Common {
     /// The machine that was asked for.
     fn machine(&self) -> Result<Option<Machine>, CliError> {
         self.machine.as_deref().map(machine).transpose()
+    }
+
+    /// What may be taken: as asked for, or the memory of the machine.
+    fn budget_on(&self, machine: Option<&Machine>) -> Option<u64> {
+        self.budget.or(machine.and_then(|machine| machine.memory_bytes))
     }
 }
 

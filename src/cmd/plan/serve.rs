@@ -90,9 +90,10 @@ impl Case {
 /// Plans as told.
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let machine = args.common.machine()?;
-    let case = case(args)?;
+    let budget = args.common.budget_on(machine.as_ref());
+    let mut case = case(args)?;
+    case.ask.budget = budget;
     let plan = case.predict(&case.ask).map_err(CliError::input)?;
-    let budget = args.common.budget;
     let backwards = budget.map(|budget| Backwards::of(&case, budget)).transpose()?;
     let weights = plan.terms.of("weights");
     let times = machine
@@ -149,7 +150,7 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
             kv: args.kv.unwrap_or(usual_kv),
             step_tokens: args.step_tokens,
             threads,
-            budget: args.common.budget,
+            budget: None,
         },
         architecture,
         engine,

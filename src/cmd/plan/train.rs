@@ -144,7 +144,8 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     let runtime = program(args)?;
     let machine = args.common.machine()?;
     let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
-    let ask = ask(args, &architecture);
+    let mut ask = ask(args, &architecture);
+    ask.budget = args.common.budget_on(machine.as_ref());
     if let Some(tool) = args.tool {
         return as_tool(args, tool, &architecture, &ask);
     }
@@ -155,7 +156,7 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     };
     let plan = plan.map_err(CliError::input)?;
     let is_transformer = matches!(architecture.config, ModelConfig::Transformer(_));
-    let found = match args.common.budget {
+    let found = match ask.budget {
         Some(budget) if is_transformer => Some(Found::of(&architecture, &ask, budget)?),
         _ => None,
     };
@@ -217,7 +218,7 @@ fn ask(args: &TrainArgs, architecture: &Architecture) -> TrainAsk {
         layout: Layout { stage: args.zero, ranks: args.ranks },
         lora: args.lora,
         threads: args.threads.unwrap_or_else(|| Team::available() as u64),
-        budget: args.common.budget,
+        budget: None,
     }
 }
 
