@@ -60,6 +60,12 @@ enum Command {
     Verify(cmd::verify::VerifyArgs),
     /// Show what a model's files hold and what running it takes: shape, types, tokenizer, memory
     Inspect(cmd::inspect::InspectArgs),
+    /// Predict the memory and the time of serving or training a model, before anything runs
+    Plan(Box<cmd::plan::PlanArgs>),
+    /// Name what limits a server, a run or a ledger, and what would change it; judge a change
+    Diagnose(cmd::diagnose::DiagnoseArgs),
+    /// Measure what this machine can do: bandwidth, arithmetic, memory
+    Doctor(cmd::doctor::DoctorArgs),
     /// Measure speed and memory on random tokens
     Bench(cmd::bench::BenchArgs),
 }
@@ -83,6 +89,9 @@ fn main() -> ExitCode {
         Command::Serve(args) => cmd::serve::run(&args),
         Command::Verify(args) => cmd::verify::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
+        Command::Plan(args) => cmd::plan::run(&args),
+        Command::Diagnose(args) => cmd::diagnose::run(&args),
+        Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });
     match done {
