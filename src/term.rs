@@ -28,8 +28,21 @@ pub fn note(text: &str) {
 
 /// The one line that says what went wrong.
 pub fn error(message: &str) {
-    let mark = if io::stderr().is_terminal() { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+    let mark = if io::stderr().is_terminal() && wants_colours() {
+        "\x1b[1;31merror:\x1b[0m"
+    } else {
+        "error:"
+    };
     note(&format!("{mark} {message}"));
+}
+
+/// Whether standard output takes colours: a terminal that is not dumb, and nobody against it.
+pub fn colours() -> bool {
+    io::stdout().is_terminal() && wants_colours()
+}
+
+fn wants_colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none() && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }
 
 /// Progress over known steps.

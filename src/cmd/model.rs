@@ -12,7 +12,7 @@ use ledger::Plan;
 use models::{Model, ModelConfig};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use tokenizer::Tokenizer;
+use tokenizer::{Tokenizer, Utf8Stream};
 use train::SavedModel;
 
 /// Tokens for which memory is predicted before weights are read.
@@ -142,9 +142,20 @@ impl Opened {
         }
     }
 
-    /// A token as the vocabulary writes it.
+    /// A token as pictures show it: its text, bytes that are no character, or its name.
     pub fn label(&self, id: u32) -> String {
-        self.tokenizer.token(id).unwrap_or_else(|| format!("#{id}"))
+        explain::shown(id, &self.tokenizer.token_bytes(id), self.tokenizer.token(id))
+    }
+
+    /// The text that each token adds to those before it, as `generate --json` tells it; together
+    /// they are the text. A character's text comes with its last byte.
+    pub fn pieces(&self, ids: &[u32]) -> Vec<String> {
+        let mut stream = Utf8Stream::new(&self.tokenizer);
+        let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
+        if let Some(last) = pieces.last_mut() {
+            *last += &stream.finish();
+        }
+        pieces
     }
 }
 
