@@ -660,3 +660,60 @@ fn bad_input_is_one_line_and_exit_code_2() {
     refused(&["score", transformer, &long], 2, &[&most, "shorten"]);
     refused(&["score", rnn, "--file", "no-such-file.txt"], 2, &["no-such-file.txt"]);
 }
+
+/// Weights that give no numbers are the model's fault: exit code 1, whatever was asked for.
+#[test]
+fn broken_weights_fail_with_the_same_code_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&models()[1]).unwrap().map(|entry| entry.unwrap()) {
+        if entry.path().is_file() {
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let weights = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let head = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for number in bytes[head..].chunks_exact_mut(4) {
+        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(&weights, bytes).unwrap();
+    let model = folder.path().to_str().unwrap();
+    let generate = ["generate", model, "please"];
+    for more in
+        [&[][..], &["--explain"], &["--beam", "2"], &["--teacher", "the"], &["--compare-presets"]]
+    {
+        refused(&[&generate[..], more].concat(), 1, &["NaN"]);
+    }
+    refused(&["score", model, "please"], 1, &["NaN"]);
+}
+
+/// A published model of byte-level pieces, where it is there: texts join, bytes of a character are
+/// shown as bytes, and an empty prompt begins from the token that the file names.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn pieces_of_a_published_model_are_texts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let models =
+        std::env::var_os("AUTOREG_MODELS").map_or_else(|| root.join("models"), PathBuf::from);
+    let model = models.join("smollm2-135m-q4_1.gguf");
+    if !model.exists() {
+        eprintln!("skipped: no {}", model.display());
+        return;
+    }
+    let model = model.to_str().unwrap();
+    let scored = value(&["score", model, "The capital 🦀 is", "--json"]);
+    let texts = scored["tokens"].as_array().unwrap().iter();
+    let joined: String = texts.map(|token| token["text"].as_str().unwrap()).collect();
+    // The first token has nothing before it.
+    assert_eq!(joined, " capital 🦀 is");
+    let drawn = text(&good(&["score", model, "The capital 🦀 is"]).stdout);
+    assert!(drawn.contains("␣capital ") && drawn.contains("<0x80>"), "{drawn}");
+    assert!(!drawn.contains('Ġ'), "{drawn}");
+    let begun = good(&["generate", model, "--max-tokens", "1", "--json"]).stdout;
+    let record: Value = serde_json::from_slice(&begun).unwrap();
+    assert_eq!(record["prompt_ids"].as_array().unwrap().len(), 1);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("record.json");
+    std::fs::write(&file, begun).unwrap();
+    good(&["replay", file.to_str().unwrap()]);
+}

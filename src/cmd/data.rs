@@ -81,7 +81,7 @@ struct PrepareArgs {
     #[arg(long, value_enum, default_value_t = VocabArg::Words)]
     vocab: VocabArg,
     /// Entries of the vocabulary, `<pad> <unk> <bos> <eos>` counted [default: 4000; for synthetic mail
-    /// as many as its text gives, if they are fewer].
+    /// whose text gives fewer words, nine tenths of them].
     #[arg(long, value_name = "N")]
     vocab_size: Option<usize>,
     /// The cap in tokens, `<bos>` and `<eos>` counted; a message cut at it has no `<eos>`.
@@ -197,7 +197,7 @@ fn prepare(args: &PrepareArgs) -> Result<(), CliError> {
     if let Err(corpus::Error::Tokenizer(TooLarge { possible, .. })) = &report
         && args.takes_what_the_text_gives()
     {
-        options.vocab_size = *possible;
+        options.vocab_size = fitting(options.vocabulary, *possible);
         report = corpus::prepare(&options, &mut progress);
     }
     progress.clear();
@@ -211,6 +211,15 @@ fn prepare(args: &PrepareArgs) -> Result<(), CliError> {
     };
     term::print(&text);
     Ok(())
+}
+
+/// A vocabulary for a text that gives so many entries. Of words it takes nine tenths, so that the
+/// rarest are `<unk>` in training and a model learns what that is like.
+fn fitting(kind: VocabularyKind, possible: usize) -> usize {
+    match kind {
+        VocabularyKind::Words => possible - possible / 10,
+        VocabularyKind::Bpe => possible,
+    }
 }
 
 /// A signal's stop has its own exit code; all else is the input's fault.

@@ -28,6 +28,9 @@ pub struct Opened {
     pub tokenizer: Tokenizer,
     /// The tokens that end a text.
     pub ends: Vec<u32>,
+    /// What an empty prompt begins from: a published model may name a beginning token that it does
+    /// not put before texts.
+    pub begin: Option<u32>,
     /// How conversations are written, where the files say so.
     pub template: Option<Template>,
     /// The files of a published model's weights.
@@ -55,8 +58,8 @@ impl Opened {
         let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
         let tokenizer = tokenizer.map_err(CliError::input)?;
         let ends = tokenizer.specials().eos.into_iter().collect();
-        let dir = dir.to_owned();
-        Ok(Self { dir, saved, tokenizer, ends, template: None, files: Vec::new() })
+        let (dir, begin) = (dir.to_owned(), tokenizer.specials().bos);
+        Ok(Self { dir, saved, tokenizer, ends, begin, template: None, files: Vec::new() })
     }
 
     fn published(path: &Path) -> Result<Self, CliError> {
@@ -68,6 +71,9 @@ impl Opened {
         let threads = Team::available();
         room_for(&checkpoint, path, threads)?;
         let model = checkpoint.load(threads).map_err(CliError::failed)?;
+        let own = checkpoint.tokenizer.specials().bos;
+        let named = checkpoint.bos_token.as_deref();
+        let begin = own.or_else(|| named.and_then(|name| checkpoint.tokenizer.id(name)));
         let files = checkpoint.tensors.paths().map(Path::to_owned).collect();
         Ok(Self {
             dir: path.to_owned(),
@@ -79,6 +85,7 @@ impl Opened {
             }),
             tokenizer: checkpoint.tokenizer,
             ends: checkpoint.ends,
+            begin,
             files,
         })
     }

@@ -241,10 +241,9 @@ fn picture(opened: &Opened, scores: &[Scored], summary: &Summary, first_scored: 
     let most = surprisals.fold(1e-9, f64::max);
     for one in scores {
         let length = (-one.logprob / most * BAR).clamp(0.0, BAR).round() as usize;
-        let text = explain::visible(&opened.label(one.id));
-        let text: String = text.chars().take(19).collect();
+        let text = explain::column(&opened.label(one.id), 20);
         let bar = "█".repeat(length);
-        let _ = writeln!(out, "{text:<20}{:>10.4}{:>9}  {bar}", one.logprob, one.rank);
+        let _ = writeln!(out, "{text}{:>10.4}{:>9}  {bar}", one.logprob, one.rank);
     }
     let given = if first_scored { "" } else { " (the first token has nothing before it)" };
     let _ = writeln!(

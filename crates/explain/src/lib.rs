@@ -17,4 +17,4 @@ pub use record::{
 };
 pub use teacher::{Predicted, TeacherRecord, TeacherStep, teacher_terminal};
 pub use terminal::{Colour, Picture, terminal};
-pub use token::{columns, shown, visible, wrapped};
+pub use token::{column, columns, shown, visible, wrapped};

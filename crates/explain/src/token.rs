@@ -43,7 +43,8 @@ pub fn columns(text: &str) -> usize {
 }
 
 /// The visible text in exactly so many columns: cut with an ellipsis, filled with blanks.
-pub(crate) fn column(text: &str, width: usize) -> String {
+#[must_use]
+pub fn column(text: &str, width: usize) -> String {
     let mut out = cut(&visible(text), width);
     out.extend(std::iter::repeat_n(' ', width.saturating_sub(columns(&out))));
     out

@@ -210,7 +210,7 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
     from_logits::known("--eos", &args.eos, vocabulary).map_err(from_logits_error)?;
     let text = text_of(args.prompt.as_deref().unwrap_or_default())?;
     let ids = opened.encode(&text, args.control_tokens);
-    let bos = opened.tokenizer.specials().bos;
+    let bos = if ids.is_empty() { opened.begin } else { opened.tokenizer.specials().bos };
     let limit = source.context_limit().map(|limit| match truncate {
         Truncate::Never => limit,
         Truncate::Left | Truncate::Right => room_for_prompt(limit, new_tokens(args, opened)),

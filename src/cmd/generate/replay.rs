@@ -88,7 +88,7 @@ fn recorded(text: &str) -> Result<Record, serde_json::Error> {
 /// Whether the text of the prompt has the prompt's tokens behind `<bos>`, as plain text or with names
 /// of control tokens; a part of them where it was cut.
 fn gives(opened: &Opened, old: &Record, limit: Option<usize>) -> bool {
-    let (ids, bos) = (&old.prompt_ids[..], opened.tokenizer.specials().bos);
+    let (ids, bos) = (&old.prompt_ids[..], opened.begin);
     let is_cut = limit.is_some_and(|limit| ids.len() == room_for_prompt(limit, old.max_tokens));
     let behind = if bos.is_some() && ids.first().copied() == bos { &ids[1..] } else { ids };
     [false, true].into_iter().any(|control_tokens| {
