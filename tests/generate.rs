@@ -690,7 +690,6 @@ fn broken_weights_fail_with_the_same_code_everywhere() {
 /// A published model of byte-level pieces, where it is there: texts join, bytes of a character are
 /// shown as bytes, and an empty prompt begins from the token that the file names.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn pieces_of_a_published_model_are_texts() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let models =

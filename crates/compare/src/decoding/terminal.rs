@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn one_group_has_no_intervals_and_says_so() {
         let text = terminal(&Findings::new(&super::super::tests::one_group()));
-        let table = text.split("\n\n").next().unwrap();
+        let table = text.split("\n\n").nth(1).unwrap();
         assert!(!table.contains('±') && table.contains("       -"), "{text}");
         assert!(text.contains("note: no intervals") && !text.contains("1 groups"), "{text}");
     }
