@@ -124,6 +124,10 @@ fn one_line(text: &str) -> String {
             let words = usage.split_whitespace();
             let name: Vec<&str> = words.take_while(|w| !w.starts_with(['[', '<', '-'])).collect();
             command = name.join(" ");
+        } else if line.starts_with("tip: to pass '-") {
+            parts.push(
+                "there is no such flag, and a number below 0 is no value of the one before it",
+            );
         } else if !line.starts_with("For more information") {
             parts.push(line);
         }
@@ -156,6 +160,9 @@ mod tests {
         assert!(missing.ends_with("see `autoreg train --help`"), "{missing}");
         let near = error(&["autoreg", "eval", "m", "--dta", "d"]);
         assert!(near.contains("'--dta'") && near.contains("'--data'"), "{near}");
+        let below = error(&["autoreg", "generate", "m", "x", "--penalty-window", "-1"]);
+        assert!(below.contains("'-1'") && below.contains("below 0"), "{below}");
+        assert!(!below.contains("-- -1"), "{below}");
         assert!(![missing, near].iter().any(|line| line.contains('\n')));
     }
 }
