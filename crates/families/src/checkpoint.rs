@@ -154,6 +154,13 @@ impl Checkpoint {
         Ok(all)
     }
 
+    /// The names of the parameters, by their place in the layout.
+    pub(crate) fn parameter_names(&self) -> Result<Vec<String>, Error> {
+        let layout =
+            Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
+        Ok(layout.specs().iter().map(|spec| spec.name.clone()).collect())
+    }
+
     fn bind(
         &self,
         parameter: usize,

@@ -27,7 +27,7 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 
 /// How text is cut before byte-level BPE looks at it.
 #[derive(Clone, Copy)]
-enum Cut {
+pub(crate) enum Cut {
     /// GPT-2's pattern.
     Gpt2,
     /// Single digits, then GPT-2's pattern.
@@ -37,7 +37,7 @@ enum Cut {
 }
 
 /// Names of ways to cut, and whether a piece that is a token stays whole whatever the merges say.
-const CUTS: [(&str, Cut, bool); 13] = [
+pub(crate) const CUTS: [(&str, Cut, bool); 13] = [
     ("gpt-2", Cut::Gpt2, false),
     ("default", Cut::Gpt2, false),
     ("smollm", Cut::DigitsGpt2, false),
@@ -67,8 +67,8 @@ pub struct Vocabulary<'a> {
     /// A type a token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; all normal
     /// when there are none.
     pub types: &'a [i64],
-    /// Pairs in the order of their rank ("gpt2" kind).
-    pub merges: &'a [String],
+    /// Pairs in the order of their rank ("gpt2" kind, which must say so even when there are none).
+    pub merges: Option<&'a [String]>,
     /// Ids with a meaning of their own; `bos` where a text begins with it.
     pub specials: Specials,
     /// Whether a text gets a space in front ("llama" kind).
@@ -109,7 +109,7 @@ impl Vocabulary<'_> {
         };
         add(self.model);
         add(self.pre);
-        self.tokens.iter().chain(self.merges).for_each(|text| add(text));
+        self.tokens.iter().chain(self.merges.unwrap_or_default()).for_each(|text| add(text));
         self.scores.iter().for_each(|s| hash.update(s.to_le_bytes()));
         self.types.iter().for_each(|t| hash.update(t.to_le_bytes()));
         hash.update([u8::from(self.space_prefix), u8::from(self.specials.bos.is_some())]);
@@ -179,10 +179,10 @@ fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Erro
             format!("`tokenizer.ggml.pre` is `{}`; known are {}", vocabulary.pre, known.join(", "));
         return Err(Error::Vocabulary { what });
     };
-    if vocabulary.merges.is_empty() {
+    let Some(merges) = vocabulary.merges else {
         return Err(missing("merges", vocabulary.model));
-    }
-    let merges = vocabulary.merges.iter().map(|pair| {
+    };
+    let merges = merges.iter().map(|pair| {
         // A token may begin with a space only as its byte-level sign, so this one parts the two.
         let halves = pair.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned()));
         halves.ok_or_else(|| Error::Vocabulary { what: format!("merge {pair:?} is no pair") })
