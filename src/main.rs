@@ -60,6 +60,11 @@ enum Command {
     Verify(cmd::verify::VerifyArgs),
     /// Show what a model's files hold and what running it takes: shape, types, tokenizer, memory
     Inspect(cmd::inspect::InspectArgs),
+    /// Fetch a model from a hub into the usual cache and print its path
+    #[cfg(feature = "hub")]
+    Pull(cmd::pull::PullArgs),
+    /// Write a model as other files: GGUF of several types, or a Hugging Face folder
+    Convert(cmd::convert::ConvertArgs),
     /// Measure speed and memory on random tokens
     Bench(cmd::bench::BenchArgs),
 }
@@ -83,6 +88,9 @@ fn main() -> ExitCode {
         Command::Serve(args) => cmd::serve::run(&args),
         Command::Verify(args) => cmd::verify::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
+        #[cfg(feature = "hub")]
+        Command::Pull(args) => cmd::pull::run(&args),
+        Command::Convert(args) => cmd::convert::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });
     match done {

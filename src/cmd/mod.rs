@@ -6,6 +6,7 @@ pub mod chat;
 pub mod compare;
 pub mod compare_decoding;
 pub mod conversation;
+pub mod convert;
 pub mod data;
 pub mod documents;
 pub mod eval;
@@ -14,6 +15,8 @@ pub mod generate;
 pub mod init;
 pub mod inspect;
 pub mod model;
+#[cfg(feature = "hub")]
+pub mod pull;
 pub mod score;
 pub mod serve;
 pub mod train;
