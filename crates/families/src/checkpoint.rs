@@ -62,6 +62,80 @@ pub fn is_published(path: &Path) -> bool {
     config.get("kind").is_none() && config.get("model_type").is_some()
 }
 
+/// What is known of published files before their tokenizer is: enough to hold tensors against
+/// numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Shapes<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) source: Source,
+    pub(crate) family: &'static Family,
+    pub(crate) config: &'a TransformerConfig,
+    pub(crate) tensors: &'a TensorStore,
+}
+
+impl Shapes<'_> {
+    fn is_gguf(&self) -> bool {
+        self.source == Source::Gguf
+    }
+
+    /// The name under which the file has a tensor: some folders leave the first part away.
+    fn find(&self, name: &str) -> Option<String> {
+        if self.tensors.get(name).is_some() {
+            return Some(name.to_owned());
+        }
+        let (_, rest) = name.split_once('.')?;
+        let short = !self.is_gguf() && self.tensors.get(rest).is_some();
+        short.then(|| rest.to_owned())
+    }
+
+    /// Which tensors make which parameter; every shape is checked.
+    pub(crate) fn bindings(&self) -> Result<Vec<Binding>, Error> {
+        let config = ModelConfig::Transformer(self.config.clone());
+        let error = |source| Error::Model { path: self.path.to_owned(), source };
+        let layout = Model::layout_of(&config).map_err(error)?;
+        let mut all = Vec::new();
+        for (parameter, spec) in layout.specs().iter().enumerate() {
+            self.bind(parameter, spec, &mut all)?;
+        }
+        Ok(all)
+    }
+
+    fn bind(
+        &self,
+        parameter: usize,
+        spec: &ParameterSpec,
+        all: &mut Vec<Binding>,
+    ) -> Result<(), Error> {
+        let pieces = self.family.tensors(self.is_gguf(), &spec.name);
+        let c = self.config;
+        let d = c.head_size();
+        // Queries, keys and values stand one below the other.
+        let parts = [c.num_attention_heads * d, c.kv_heads() * d, c.kv_heads() * d];
+        let mut from = 0;
+        for (i, (name, stored)) in pieces.iter().enumerate() {
+            let rows = if pieces.len() == parts.len() { parts[i] } else { spec.shape[0] };
+            let mut expected = spec.shape.clone();
+            expected[0] = rows;
+            if *stored == Stored::Transposed {
+                expected.reverse();
+            }
+            let path = || self.path.to_owned();
+            let Some(tensor) = self.find(name) else {
+                return Err(Error::MissingTensor { path: path(), name: name.clone() });
+            };
+            let found = self.tensors.get(&tensor);
+            if let Some(found) = found.filter(|found| *found.shape != *expected) {
+                let (name, found) = (tensor, found.describe());
+                return Err(Error::Shape { path: path(), name, found, expected });
+            }
+            let rows = from..from + rows;
+            from = rows.end;
+            all.push(Binding { parameter, rows, tensor, stored: *stored, head_rows: d });
+        }
+        Ok(())
+    }
+}
+
 impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face folder and checks that every tensor is there with the
     /// shape that its configuration needs. No weight is read.
@@ -92,7 +166,6 @@ impl Checkpoint {
         if tokens > vocab {
             return Err(Error::Vocabulary { path: self.path.clone(), tokens, vocab });
         }
-        self.bindings()?;
         self.compare_heads();
         Ok(())
     }
@@ -104,7 +177,8 @@ impl Checkpoint {
         }
         let tensor = |parameter| {
             let name = self.family.tensors(self.is_gguf(), parameter).into_iter().next();
-            name.and_then(|(name, _)| self.find(&name)).and_then(|name| self.tensors.get(&name))
+            name.and_then(|(name, _)| self.shapes().find(&name))
+                .and_then(|name| self.tensors.get(&name))
         };
         if let (Some(head), Some(table)) = (tensor("head.weight"), tensor("tok_emb.weight"))
             && (head.kind != table.kind || head.bytes != table.bytes)
@@ -130,28 +204,17 @@ impl Checkpoint {
         Error::Model { path: self.path.clone(), source }
     }
 
-    /// The name under which the file has a tensor: some folders leave the first part away.
-    fn find(&self, name: &str) -> Option<String> {
-        if self.tensors.get(name).is_some() {
-            return Some(name.to_owned());
-        }
-        let (_, rest) = name.split_once('.')?;
-        let short = !self.is_gguf() && self.tensors.get(rest).is_some();
-        short.then(|| rest.to_owned())
-    }
-
     /// Which tensors make which parameter; every shape is checked.
     ///
     /// # Errors
     /// A tensor that is missing or of another shape, by name; a configuration that makes no network.
     pub fn bindings(&self) -> Result<Vec<Binding>, Error> {
-        let layout =
-            Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
-        let mut all = Vec::new();
-        for (parameter, spec) in layout.specs().iter().enumerate() {
-            self.bind(parameter, spec, &mut all)?;
-        }
-        Ok(all)
+        self.shapes().bindings()
+    }
+
+    fn shapes(&self) -> Shapes<'_> {
+        let Checkpoint { path, source, family, config, tensors, .. } = self;
+        Shapes { path, source: *source, family, config, tensors }
     }
 
     /// The names of the parameters, by their place in the layout.
@@ -159,41 +222,6 @@ impl Checkpoint {
         let layout =
             Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
         Ok(layout.specs().iter().map(|spec| spec.name.clone()).collect())
-    }
-
-    fn bind(
-        &self,
-        parameter: usize,
-        spec: &ParameterSpec,
-        all: &mut Vec<Binding>,
-    ) -> Result<(), Error> {
-        let pieces = self.family.tensors(self.is_gguf(), &spec.name);
-        let c = &self.config;
-        let d = c.head_size();
-        // Queries, keys and values stand one below the other.
-        let parts = [c.num_attention_heads * d, c.kv_heads() * d, c.kv_heads() * d];
-        let mut from = 0;
-        for (i, (name, stored)) in pieces.iter().enumerate() {
-            let rows = if pieces.len() == parts.len() { parts[i] } else { spec.shape[0] };
-            let mut expected = spec.shape.clone();
-            expected[0] = rows;
-            if *stored == Stored::Transposed {
-                expected.reverse();
-            }
-            let path = || self.path.clone();
-            let Some(tensor) = self.find(name) else {
-                return Err(Error::MissingTensor { path: path(), name: name.clone() });
-            };
-            let found = self.tensors.get(&tensor);
-            if let Some(found) = found.filter(|found| *found.shape != *expected) {
-                let (name, found) = (tensor, found.describe());
-                return Err(Error::Shape { path: path(), name, found, expected });
-            }
-            let rows = from..from + rows;
-            from = rows.end;
-            all.push(Binding { parameter, rows, tensor, stored: *stored, head_rows: d });
-        }
-        Ok(())
     }
 
     /// Keeps matrices quantised that the file has so, from now on: [`Checkpoint::load`] repacks

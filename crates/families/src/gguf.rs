@@ -1,6 +1,6 @@
 //! A GGUF file: the family by its architecture, the tokenizer from its keys.
 
-use crate::checkpoint::{Checkpoint, Source};
+use crate::checkpoint::{Checkpoint, Shapes, Source};
 use crate::keys::{KeyTensors, Keys};
 use crate::{ALL, Error};
 use formats::{Gguf, KeyError, Metadata};
@@ -38,6 +38,9 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
     let said = KeyTensors::of(&tensors);
     let keys = Keys::Gguf { path, prefix, metadata: &metadata, tensors: &said };
     let config = (family.config)(&keys)?;
+    // Before the tokenizer, which takes its time: a file that does not fit is told at once.
+    let source = Source::Gguf;
+    Shapes { path, source, family, config: &config, tensors: &tensors }.bindings()?;
     let (tokenizer, ends, bos) = tokenizer(path, &metadata)?;
     let text = |key: &str| metadata.text(key).map_err(typed).map(|t| t.map(str::to_owned));
     let pre = text("tokenizer.ggml.pre")?.unwrap_or_default();

@@ -129,3 +129,23 @@ proptest! {
         prop_assert_eq!(back, values);
     }
 }
+
+#[test]
+fn the_seeds_of_the_fuzz_targets_hold() {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
+    let files = |kind: &str| {
+        let folder = std::fs::read_dir(seeds.join(kind)).unwrap();
+        folder.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let mut kinds = std::collections::BTreeSet::new();
+    for path in files("gguf") {
+        let gguf = Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"));
+        kinds.extend(gguf.tensors.census().into_iter().map(|row| row.0));
+    }
+    assert_eq!(kinds.len(), TensorKind::ALL.len());
+    for path in files("safetensors") {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(&path, dir.path().join("model.safetensors")).unwrap();
+        open_shards(dir.path()).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+    }
+}

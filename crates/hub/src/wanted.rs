@@ -23,7 +23,12 @@ impl FromStr for Wanted {
             Some((repo, file)) => (repo, Some(file)),
             None => (text, None),
         };
-        let wrong = |what| Error::Name { text: text.to_owned(), what };
+        let wrong = |what: &'static str| Error::Name { text: text.to_owned(), what };
+        if text.contains("://") {
+            return Err(wrong(
+                "expected owner/name, not an address; HF_ENDPOINT names another hub",
+            ));
+        }
         let parts: Vec<&str> = repo.split('/').collect();
         if parts.len() > 2 || !parts.iter().all(|part| is_name(part)) {
             return Err(wrong("expected owner/name, in letters, digits, '-', '_' and '.'"));

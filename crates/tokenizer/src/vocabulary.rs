@@ -258,6 +258,32 @@ fn pieces_decoder(vocabulary: &Vocabulary<'_>) -> serde_json::Value {
     serde_json::json!({"type": "Sequence", "decoders": steps})
 }
 
+/// Threads that look for pairs at most.
+const MOST_THREADS: usize = 8;
+/// Tokens that are worth a thread.
+const LEAST_SHARE: usize = 4096;
+
+/// (score, left, right) of the pairs that make some tokens, in the tokens' order.
+fn pairs_of(
+    vocabulary: &Vocabulary<'_>,
+    places: &HashMap<&str, usize>,
+    tokens: std::ops::Range<usize>,
+) -> Vec<(f32, usize, usize)> {
+    let ordinary = |id: usize| !matches!(vocabulary.kind(id), CONTROL | USER_DEFINED);
+    let mut all = Vec::with_capacity(2 * tokens.len());
+    for id in tokens.filter(|&id| ordinary(id)) {
+        let (token, from) = (&vocabulary.tokens[id], all.len());
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&left), Some(&right)) = (places.get(left), places.get(right)) {
+                all.push((vocabulary.scores[id], left, right));
+            }
+        }
+        all[from..].sort_unstable_by_key(|&(_, left, right)| (left, right));
+    }
+    all
+}
+
 /// The pairs that make a piece, the best piece first; of one piece's pairs the one whose parts come
 /// first in the vocabulary. Control and user-defined tokens are made of no parts.
 fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
@@ -269,17 +295,18 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
         .filter(|&(id, _)| ordinary(id))
         .map(|(id, token)| (token.as_str(), id))
         .collect();
-    let mut all: Vec<(f32, usize, usize)> = Vec::with_capacity(2 * places.len());
-    for (id, token) in vocabulary.tokens.iter().enumerate().filter(|&(id, _)| ordinary(id)) {
-        let from = all.len();
-        for (at, _) in token.char_indices().skip(1) {
-            let (left, right) = token.split_at(at);
-            if let (Some(&left), Some(&right)) = (places.get(left), places.get(right)) {
-                all.push((vocabulary.scores[id], left, right));
-            }
-        }
-        all[from..].sort_unstable_by_key(|&(_, left, right)| (left, right));
-    }
+    // Each token's pairs are its own affair: threads share the tokens out, in their order.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    let share = vocabulary.tokens.len().div_ceil(threads).max(LEAST_SHARE);
+    let mut all: Vec<(f32, usize, usize)> = std::thread::scope(|scope| {
+        let pairs = |from: usize| {
+            let places = &places;
+            let tokens = from..vocabulary.tokens.len().min(from + share);
+            scope.spawn(move || pairs_of(vocabulary, places, tokens))
+        };
+        let running: Vec<_> = (0..vocabulary.tokens.len()).step_by(share).map(pairs).collect();
+        running.into_iter().flat_map(|one| one.join().unwrap_or_default()).collect()
+    });
     let chars = |id: usize| vocabulary.tokens[id].chars().count();
     let lengths: Vec<usize> = (0..vocabulary.tokens.len()).map(chars).collect();
     all.sort_by(|a, b| {
