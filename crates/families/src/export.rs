@@ -230,6 +230,7 @@ pub(crate) fn described(
 pub(crate) fn spelled_out(c: &TransformerConfig) -> TransformerConfig {
     let mut out = c.clone();
     out.storage.clear();
+    out.kv = Default::default();
     out.num_key_value_heads = Some(c.kv_heads());
     out.head_dim = Some(c.head_size());
     out.qkv_bias = Some(c.qkv_bias.unwrap_or(c.bias));

@@ -29,6 +29,21 @@ pub(crate) trait Lanes: Copy {
             }
         }
     }
+    /// Sixteen half-precision numbers, exactly; infinity does not occur.
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // SAFETY: the caller gives sixteen readable halves.
+        unsafe { Self::load(crate::kv::widen_sixteen(p).as_ptr()) }
+    }
+    /// Sixteen i8.
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the caller gives sixteen readable bytes.
+        let codes = unsafe { p.cast::<[i8; LANES]>().read_unaligned() };
+        let values = codes.map(f32::from);
+        // SAFETY: the array holds sixteen values.
+        unsafe { Self::load(values.as_ptr()) }
+    }
     /// Asks for the values at p, which need not be readable.
     #[inline(always)]
     fn prefetch(_p: *const f32) {}
@@ -311,6 +326,19 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        #[inline(always)]
+        unsafe fn load_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
+            unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const i8) -> Self {
+            // SAFETY: the caller has AVX-512 and gives sixteen readable bytes.
+            unsafe {
+                let codes = _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()));
+                Avx512(_mm512_cvtepi32_ps(codes))
+            }
+        }
         #[inline(always)]
         unsafe fn store_i8(self, p: *mut i8) {
             // SAFETY: the caller gives sixteen writable bytes.

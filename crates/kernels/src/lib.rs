@@ -14,6 +14,7 @@ mod attention;
 mod elementwise;
 mod head;
 mod isa;
+mod kv;
 mod lanes;
 mod math;
 mod matmul;
@@ -41,6 +42,7 @@ pub use head::{
     logits_workspace, row_losses,
 };
 pub use isa::Isa;
+pub use kv::KvKind;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use norm::{
     HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,

@@ -90,6 +90,9 @@ pub struct TransformerConfig {
     /// Matrices that are kept quantised: what the weights' file says.
     #[serde(skip)]
     pub storage: tensor::Storage,
+    /// How keys and values are kept between steps: what whoever runs the model says.
+    #[serde(skip)]
+    pub kv: kernels::KvKind,
 }
 
 /// Which norm.
@@ -252,6 +255,7 @@ impl TransformerConfig {
             query_pre_attn_scalar: None,
             rope_scaling: None,
             sliding_window: None,
+            kv: kernels::KvKind::F32,
             final_logit_softcapping: None,
             storage: tensor::Storage::new(),
         }
