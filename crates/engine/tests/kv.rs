@@ -57,8 +57,8 @@ fn fewer_bytes_cost_little_and_something() {
         found.push(kl / exact.len() as f64);
     }
     println!("mean KL: f16 {:.3e}, q8 {:.3e} nats", found[0], found[1]);
-    assert!(found[0] > 0.0 && found[0] < 1e-5, "f16 {}", found[0]);
-    assert!(found[1] > found[0] && found[1] < 2e-3, "q8 {}", found[1]);
+    assert!(found[0] > 0.0 && found[0] < 1e-4, "f16 {}", found[0]);
+    assert!(found[1] > found[0] && found[1] < 0.05, "q8 {}", found[1]);
 }
 
 #[test]

@@ -3,13 +3,15 @@
 use crate::binding::{Binding, Stored};
 use crate::family::Family;
 use crate::{Error, folder, gguf};
-use formats::{GGUF_MAGIC, TensorStore, quant_block};
+use formats::{GGUF_MAGIC, TensorKind, TensorStore, quant_block};
 use models::{Model, ModelConfig, TransformerConfig};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use tensor::{PANEL_ROWS, ParameterSpec, QuantBlock, QuantPart, Storage, pack_panel};
+use tensor::{
+    HalfKind, MatrixKind, PANEL_ROWS, ParameterSpec, QuantBlock, QuantPart, Storage, pack_panel,
+};
 use tokenizer::Tokenizer;
 
 /// Which kind of files.
@@ -224,12 +226,12 @@ impl Checkpoint {
         Ok(layout.specs().iter().map(|spec| spec.name.clone()).collect())
     }
 
-    /// Keeps matrices quantised that the file has so, from now on: [`Checkpoint::load`] repacks
-    /// them, and products read them as they are.
+    /// Keeps matrices as the file has them, quantised or in 16 bits, from now on:
+    /// [`Checkpoint::load`] repacks them, and products read them as they are.
     ///
     /// # Errors
     /// As [`Checkpoint::bindings`].
-    pub fn keep_quantised(&mut self) -> Result<(), Error> {
+    pub fn keep_as_stored(&mut self) -> Result<(), Error> {
         let layout =
             Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
         let bindings = self.bindings()?;
@@ -238,7 +240,13 @@ impl Checkpoint {
             let kind = |binding: &Binding| {
                 let tensor = self.tensors.get(&binding.tensor)?;
                 let by_rows = matches!(binding.stored, Stored::Plain | Stored::Interleaved);
-                Some((tensor.kind.quant_kind().filter(|_| by_rows)?, binding.rows.len()))
+                let kind = match tensor.kind {
+                    TensorKind::F32 => return None,
+                    TensorKind::F16 => MatrixKind::Half(HalfKind::F16),
+                    TensorKind::Bf16 => MatrixKind::Half(HalfKind::Bf16),
+                    _ => MatrixKind::Quant(tensor.kind.quant_kind().filter(|_| by_rows)?),
+                };
+                (binding.stored != Stored::LessOne).then_some((kind, binding.rows.len()))
             };
             let own = bindings.iter().filter(|binding| binding.parameter == parameter);
             let parts: Option<Vec<_>> = own.map(kind).collect();
@@ -250,7 +258,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The model with its weights as floats, but those that are kept quantised, read by `threads` threads.
+    /// The model with its weights as floats, but those that are kept as stored, read by `threads`
+    /// threads.
     ///
     /// # Errors
     /// Memory that is not to be had; else as [`Checkpoint::bindings`].
@@ -311,18 +320,27 @@ impl Piece<'_> {
             }
             Piece::Panels { binding, part, first, panels } => {
                 let Some(tensor) = tensors.get(&binding.tensor) else { return };
-                let (rows, cols) = (part.rows.len(), tensor.shape[1]);
+                let turned = binding.stored == Stored::Transposed;
+                let (rows, cols) = (part.rows.len(), tensor.shape[usize::from(!turned)]);
                 let row_bytes = tensor.bytes.len() / rows;
                 let each = panels.chunks_exact_mut(part.kind.panel_bytes(cols)).enumerate();
                 for (i, panel) in each {
-                    pack_panel(part.kind, cols, panel, |row, index| {
+                    let row_of = |row: usize| {
                         let row = (first + i) * PANEL_ROWS + row;
-                        if row >= rows {
-                            return QuantBlock::ZERO;
-                        }
-                        let at = binding.row_in_file(row) * row_bytes;
-                        quant_block(part.kind, &tensor.bytes[at..at + row_bytes], index)
-                    });
+                        (row < rows).then(|| binding.row_in_file(row))
+                    };
+                    match part.kind {
+                        MatrixKind::Quant(kind) => pack_panel(kind, cols, panel, |row, index| {
+                            let Some(row) = row_of(row) else { return QuantBlock::ZERO };
+                            let at = row * row_bytes;
+                            quant_block(kind, &tensor.bytes[at..at + row_bytes], index)
+                        }),
+                        MatrixKind::Half(kind) => kind.pack_panel(cols, panel, |row, column| {
+                            let Some(row) = row_of(row) else { return 0 };
+                            let at = if turned { column * rows + row } else { row * cols + column };
+                            u16::from_le_bytes([tensor.bytes[2 * at], tensor.bytes[2 * at + 1]])
+                        }),
+                    }
                 }
             }
         }

@@ -261,3 +261,20 @@ fn the_gguf_package_reads_what_is_written() {
         assert_eq!(lines, checkpoint.tensors.names().count());
     }
 }
+
+#[test]
+fn sixteen_bits_stay_so_and_give_the_bits_of_floats() {
+    for name in ["llama3", "linear", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"] {
+        let mut checkpoint = fixture(name);
+        let floats = logits(&checkpoint);
+        let plan =
+            |checkpoint: &Checkpoint| Model::plan(&checkpoint.model_config()).unwrap().total();
+        let whole = plan(&checkpoint);
+        checkpoint.keep_as_stored().unwrap();
+        assert!(3 * plan(&checkpoint) < 2 * whole, "{name}: {} of {whole}", plan(&checkpoint));
+        let kept = logits(&checkpoint);
+        assert!(far(&floats, &kept) <= 1e-6, "{name} {}", far(&floats, &kept));
+        let same = floats.iter().zip(&kept).filter(|(a, b)| a.to_bits() == b.to_bits()).count();
+        println!("{name}: {same} of {} logits are the same bits", kept.len());
+    }
+}

@@ -130,13 +130,13 @@ fn half_of(x: f32) -> u16 {
 
 /// A half-precision number as f32, exactly.
 #[inline(always)]
-fn widened(bits: u16) -> f32 {
+pub(crate) fn widened(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let rest = u32::from(bits & 0x7FFF);
     // Exponent and fraction in their f32 places, then the exponents' difference as a factor: this
-    // makes denormal numbers right, too. Infinity does not occur, NaN is kept.
+    // makes denormal numbers right, too.
     let value = f32::from_bits(rest << 13) * f32::from_bits(0x7780_0000);
-    let value = if rest > 0x7C00 { f32::NAN } else { value };
+    let value = if rest >= 0x7C00 { f32::from_bits(0x7F80_0000 | rest << 13) } else { value };
     f32::from_bits(value.to_bits() | sign)
 }
 

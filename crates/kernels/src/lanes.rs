@@ -29,7 +29,16 @@ pub(crate) trait Lanes: Copy {
             }
         }
     }
-    /// Sixteen half-precision numbers, exactly; infinity does not occur.
+    /// Sixteen upper halves of f32.
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller gives sixteen readable halves.
+        let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+        let values = bits.map(|b| f32::from_bits(u32::from(b) << 16));
+        // SAFETY: the array holds sixteen values.
+        unsafe { Self::load(values.as_ptr()) }
+    }
+    /// Sixteen half-precision numbers, exactly.
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
         // SAFETY: the caller gives sixteen readable halves.
@@ -221,6 +230,17 @@ mod x86 {
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
         #[inline(always)]
+        unsafe fn load_bf16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX2 and gives sixteen readable halves.
+            unsafe {
+                let half = |p: *const u16| {
+                    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+                };
+                Avx2(half(p), half(p.add(8)))
+            }
+        }
+        #[inline(always)]
         fn prefetch(p: *const f32) {
             // SAFETY: a prefetch reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
@@ -326,6 +346,14 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
+            unsafe {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+            }
+        }
         #[inline(always)]
         unsafe fn load_f16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX-512 and gives sixteen readable halves.

@@ -12,6 +12,7 @@
 
 mod attention;
 mod elementwise;
+mod halves;
 mod head;
 mod isa;
 mod kv;
@@ -37,6 +38,7 @@ pub use elementwise::{
     gelu_forward, gelu_tanh_backward, gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward,
     swiglu_forward,
 };
+pub use halves::{HalfKind, HalfMatrix, half_matmul};
 pub use head::{
     HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
     logits_workspace, row_losses,

@@ -383,8 +383,8 @@ impl ModelConfig {
         match self {
             ModelConfig::Transformer(c) if !c.storage.is_empty() => Err(ConfigError {
                 field: "storage",
-                found: "quantised".to_owned(),
-                expected: "quantised matrices have no gradient; load the weights as floats"
+                found: "in panels".to_owned(),
+                expected: "matrices that are quantised or in 16 bits have no gradient; load the weights as floats"
                     .to_owned(),
             }),
             _ => Ok(()),
@@ -462,7 +462,7 @@ mod tests {
     fn what_cannot_be_trained_is_named() {
         let mut c = TransformerConfig::email(4000, 64);
         assert_eq!(ModelConfig::Transformer(c.clone()).check_trainable(), Ok(()));
-        let part = vec![(tensor::QuantKind::Q8_0, 4000)];
+        let part = vec![(tensor::MatrixKind::Quant(tensor::QuantKind::Q8_0), 4000)];
         c.storage.insert("head.weight".to_owned(), part);
         let config = ModelConfig::Transformer(c);
         assert_eq!(config.check_trainable().unwrap_err().field, "storage");
