@@ -8,7 +8,7 @@ use crate::tokenizer::{Parts, Quick, hex};
 use crate::{Error, Specials, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use tokenizers::models::bpe::BPE;
+use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence as Normalizers};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
@@ -168,7 +168,7 @@ impl Tokenizer {
     }
 }
 
-fn ids(tokens: &[String]) -> HashMap<String, u32> {
+fn ids(tokens: &[String]) -> Vocab {
     (0..).zip(tokens).map(|(id, token)| (token.clone(), id)).collect()
 }
 
@@ -189,10 +189,7 @@ fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Erro
     });
     let merges = merges.collect::<Result<Vec<_>, _>>()?;
     let bpe = BPE::builder()
-        .vocab_and_merges(
-            ids(vocabulary.tokens).into_iter().collect::<tokenizers::models::bpe::Vocab>(),
-            merges,
-        )
+        .vocab_and_merges(ids(vocabulary.tokens), merges)
         .ignore_merges(whole)
         .build()
         .map_err(library_error)?;
@@ -220,10 +217,7 @@ fn pieces(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
     }
     let unknown = vocabulary.specials.unk.and_then(|id| vocabulary.tokens.get(id as usize));
     let mut builder = BPE::builder()
-        .vocab_and_merges(
-            ids(vocabulary.tokens).into_iter().collect::<tokenizers::models::bpe::Vocab>(),
-            merges_by_score(vocabulary),
-        )
+        .vocab_and_merges(ids(vocabulary.tokens), merges_by_score(vocabulary))
         .byte_fallback(true)
         .fuse_unk(true);
     if let Some(unknown) = unknown {
