@@ -207,8 +207,8 @@ unsafe fn chains<S: Lanes, const M: usize, const P: usize, const F16: bool>(tile
                     S::prefetch(at.wrapping_byte_add(AHEAD).cast());
                 }
                 let w = if F16 { S::load_f16(at) } else { S::load_bf16(at) };
-                for r in 0..M {
-                    sums[r][p] = S::splat(*x.add(r * cols + k)).fma(w, sums[r][p]);
+                for (r, row) in sums.iter_mut().enumerate() {
+                    row[p] = S::splat(*x.add(r * cols + k)).fma(w, row[p]);
                 }
             }
         }
