@@ -10,6 +10,10 @@ import torch
 from torch import nn
 
 
+# Weights whose product ends in the residual stream.
+RESIDUAL = ("out_proj.weight", "linear2.weight")
+
+
 class Rnn(nn.Module):
     def __init__(self, vocabulary=4000, embedding=64, hidden=96, dropout=0.0):
         super().__init__()
@@ -52,10 +56,16 @@ def make(name, vocabulary=4000, dropout=0.0):
 
 def initialise(model, kind):
     """`torch`: PyTorch's own. `normal`: N(0, 0.02) for every matrix and embedding, biases 0, and the
-    products that end in the residual stream smaller by the square root of their number."""
+    products that end in the residual stream smaller by the square root of their number. `same`: the
+    distributions that autoreg draws from, so that what is left to differ is the arithmetic and the luck
+    of the draw."""
     if kind == "torch":
         return
-    deep = [name for name, _ in model.named_parameters() if name.endswith(("out_proj.weight", "linear2.weight"))]
+    {"normal": _normal, "same": _same}[kind](model)
+
+
+def _normal(model):
+    deep = [name for name, _ in model.named_parameters() if name.endswith(RESIDUAL)]
     for name, parameter in model.named_parameters():
         if "norm" in name:
             continue
@@ -65,6 +75,22 @@ def initialise(model, kind):
             continue
         else:
             nn.init.normal_(parameter, std=0.02 / (len(deep) ** 0.5 if name in deep else 1.0))
+
+
+def _same(model):
+    deep = sum(name.endswith(RESIDUAL) for name, _ in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.startswith("rnn"):
+            continue
+        inputs = parameter.shape[-1]
+        if parameter.dim() < 2:
+            nn.init.zeros_(parameter)
+        elif name.startswith(("embedding", "positions")):
+            nn.init.normal_(parameter, std=1.0 if isinstance(model, Rnn) else 0.02)
+        elif name.startswith("head"):
+            nn.init.normal_(parameter, std=0.5 * inputs ** -0.5)
+        else:
+            nn.init.normal_(parameter, std=(inputs * (deep if name.endswith(RESIDUAL) else 1)) ** -0.5)
 
 
 def loss_of(model, ids, targets):

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "autoreg", version, arg_required_else_help = true, after_help = AFTER)]
 struct Cli {
-    /// The highest instruction set to use: plain, avx2 or avx512 (default: what the processor has)
+    /// The highest instruction set to use: plain, avx2, avx512 or amx (default: what the processor has)
     #[arg(long, global = true, env = "AUTOREG_ISA", value_name = "LEVEL")]
     isa: Option<String>,
     #[command(subcommand)]
@@ -65,6 +65,12 @@ enum Command {
     Pull(cmd::pull::PullArgs),
     /// Write a model as other files: GGUF of several types, or a Hugging Face folder
     Convert(cmd::convert::ConvertArgs),
+    /// Predict the memory and the time of serving or training a model, before anything runs
+    Plan(Box<cmd::plan::PlanArgs>),
+    /// Name what limits a server, a run or a ledger, and what would change it; judge a change
+    Diagnose(cmd::diagnose::DiagnoseArgs),
+    /// Measure what this machine can do: bandwidth, arithmetic, memory
+    Doctor(cmd::doctor::DoctorArgs),
     /// Measure speed and memory on random tokens
     Bench(cmd::bench::BenchArgs),
 }
@@ -91,6 +97,9 @@ fn main() -> ExitCode {
         #[cfg(feature = "hub")]
         Command::Pull(args) => cmd::pull::run(&args),
         Command::Convert(args) => cmd::convert::run(&args),
+        Command::Plan(args) => cmd::plan::run(&args),
+        Command::Diagnose(args) => cmd::diagnose::run(&args),
+        Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
     });
     match done {
@@ -123,6 +132,10 @@ fn one_line(text: &str) -> String {
             let words = usage.split_whitespace();
             let name: Vec<&str> = words.take_while(|w| !w.starts_with(['[', '<', '-'])).collect();
             command = name.join(" ");
+        } else if line.starts_with("tip: to pass '-") {
+            parts.push(
+                "there is no such flag, and a number below 0 is no value of the one before it",
+            );
         } else if !line.starts_with("For more information") {
             parts.push(line);
         }
@@ -155,6 +168,9 @@ mod tests {
         assert!(missing.ends_with("see `autoreg train --help`"), "{missing}");
         let near = error(&["autoreg", "eval", "m", "--dta", "d"]);
         assert!(near.contains("'--dta'") && near.contains("'--data'"), "{near}");
+        let below = error(&["autoreg", "generate", "m", "x", "--penalty-window", "-1"]);
+        assert!(below.contains("'-1'") && below.contains("below 0"), "{below}");
+        assert!(!below.contains("-- -1"), "{below}");
         assert!(![missing, near].iter().any(|line| line.contains('\n')));
     }
 }

@@ -4,6 +4,7 @@
 //! one plain line an interval.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,21 @@ pub fn note(text: &str) {
 
 /// The one line that says what went wrong.
 pub fn error(message: &str) {
-    let mark = if io::stderr().is_terminal() { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+    let mark = if io::stderr().is_terminal() && wants_colours(|name| std::env::var_os(name)) {
+        "\x1b[1;31merror:\x1b[0m"
+    } else {
+        "error:"
+    };
     note(&format!("{mark} {message}"));
+}
+
+/// Whether standard output takes colours: a terminal that is not dumb, and nobody against it.
+pub fn colours() -> bool {
+    io::stdout().is_terminal() && wants_colours(|name| std::env::var_os(name))
+}
+
+fn wants_colours(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|kind| kind != "dumb")
 }
 
 /// Progress over known steps.
@@ -116,4 +130,18 @@ pub fn thousands(n: u64) -> String {
         out.push(c);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_for_terminals_that_have_them() {
+        let wants = |set: &[(&str, &str)]| {
+            wants_colours(|name| set.iter().find(|one| one.0 == name).map(|one| one.1.into()))
+        };
+        assert!(wants(&[]) && wants(&[("TERM", "xterm-256color")]));
+        assert!(!wants(&[("TERM", "dumb")]) && !wants(&[("NO_COLOR", "1")]));
+    }
 }

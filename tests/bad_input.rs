@@ -369,9 +369,9 @@ fn threads_and_instruction_sets_that_are_none() {
     autoreg(&["bench", "train-memory", "--threads", "0"]).refused(2, &zero);
     autoreg(&["bench", "train-speed", "--threads", "0"]).refused(2, &zero);
     autoreg(&["eval", model(), "--data", data(), "--isa", "sse9"])
-        .refused(2, &["--isa sse9", "plain, avx2 or avx512"]);
+        .refused(2, &["--isa sse9", "plain, avx2, avx512 or amx"]);
     let ran = finish(program().args(["bench", "train-memory"]).env("AUTOREG_ISA", "mmx"));
-    ran.refused(2, &["mmx", "plain, avx2 or avx512"]);
+    ran.refused(2, &["mmx", "plain, avx2, avx512 or amx"]);
     assert!(names(out.path()).is_empty());
 }
 

@@ -41,6 +41,21 @@ fn every_command_helps_with_examples() {
     }
 }
 
+/// The example of the help without a data set: its vocabulary fits, and leaves words for `<unk>`.
+#[test]
+fn synthetic_mail_needs_no_vocabulary_size() {
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("data");
+    let words = ["data", "prepare", "--messages", "5000", "--out", out.to_str().unwrap()];
+    let vocabulary = json(&words)["vocabulary"].clone();
+    let [size, distinct] =
+        ["size", "distinct_in_train"].map(|key| vocabulary[key].as_u64().unwrap());
+    assert!(size < 4000 && size > distinct * 8 / 10 && size < distinct, "{vocabulary}");
+    // A size that was asked for stands, or is refused with one that works.
+    let asked = [&words[..], &["--force", "--vocab-size", "4000"]].concat();
+    autoreg(&asked).refused(2, &["4000", "ask for at most"]);
+}
+
 /// Each example of the help is a command line that is understood: what may be missing is a file.
 #[test]
 fn examples_in_the_help_are_understood() {

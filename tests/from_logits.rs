@@ -159,3 +159,153 @@ fn bad_input_is_one_line_and_exit_code_2() {
     assert_eq!(missing.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("no-such-file.json"));
 }
+
+/// Standard error of a run that succeeds.
+#[track_caller]
+fn notes(text: &str, args: &[&str]) -> String {
+    let lesson = lesson(text);
+    let output = run(&lesson.file, args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// A history given by hand is generated text: every penalty of every preset that has it sees it.
+#[test]
+fn penalties_see_the_history() {
+    for flag in ["--presence-penalty", "--frequency-penalty", "--repetition-penalty"] {
+        let rows = json("[2, 2, 2]", &["--compare-presets", "--history", "1,1", flag, "1.5"]);
+        let mut seen = 0;
+        for row in rows.as_array().unwrap().iter().filter(|row| row["refused"].is_null()) {
+            let changed = &row["answer"]["steps"][0]["changed"];
+            assert_eq!(changed[0]["id"], 1, "{flag}: {row}");
+            let to = changed[0]["to"].as_f64().unwrap();
+            let expected = match flag {
+                "--presence-penalty" => 0.5,
+                "--frequency-penalty" => -1.0,
+                _ => 2.0 / 1.5,
+            };
+            assert!((to - expected).abs() < 1e-6, "{flag}: {row}");
+            seen += 1;
+        }
+        assert!(seen >= 4, "{flag}");
+    }
+    refused("[1, 2]", &["--history", "7"], &["--history", "token 7", "2 entries"]);
+}
+
+#[test]
+fn flags_of_a_models_mode_are_refused() {
+    let alone = ["--stream", "--ban-unk", "--ignore-eos", "--control-tokens"];
+    let valued = [
+        ("--n", "2"),
+        ("--beam", "2"),
+        ("--best-of", "2"),
+        ("--stop", "x"),
+        ("--max-tokens", "4"),
+        ("--eos", "1"),
+        ("--first-sequence", "1"),
+        ("--truncate-prompt", "left"),
+        ("--threads", "1"),
+        ("--teacher", "x"),
+    ];
+    for flag in alone {
+        refused("[1, 2]", &[flag], &[flag, "--from-logits"]);
+    }
+    for (flag, value) in valued {
+        refused("[1, 2]", &[flag, value], &[flag, "--from-logits"]);
+    }
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused() {
+    refused("[1, 2]", &["--greedy", "--temperature", "0.7"], &["--greedy", "--temperature 0.7"]);
+    for (flag, value) in [("--top-k", "2"), ("--top-p", "0.5"), ("--min-p", "0.5")] {
+        refused("[1, 2]", &["--greedy", flag, value], &["--greedy", flag]);
+    }
+    assert_eq!(json("[1, 2]", &["--greedy", "--temperature", "0"])["choice"], 1);
+    refused("[1, 2]", &["--logit-bias", "9=1"], &["--logit-bias", "token 9", "2 entries"]);
+    refused("[1, 2]", &["--allow", "2"], &["--allow", "token 2", "from 0 to 1"]);
+    let twice = ["--logit-bias", "1=1", "--logit-bias", "1=2"];
+    refused("[1, 2]", &twice, &["--logit-bias", "token 1 twice"]);
+}
+
+#[test]
+fn presets_in_eighty_columns_and_bad_input_refused() {
+    let long: Vec<String> =
+        (0..30).map(|i| format!(" a rather long word {i} {}", "x".repeat(90))).collect();
+    let logits: Vec<f64> = (0..30).map(|i| f64::from(i) / 10.0).collect();
+    let lesson = lesson(&serde_json::json!({"logits": logits, "tokens": long}).to_string());
+    let args = [
+        "--compare-presets",
+        "--top-k",
+        "20",
+        "--top-p",
+        "0.9",
+        "--min-p",
+        "0.01",
+        "--temperature",
+        "0.001",
+        "--repetition-penalty",
+        "1.2",
+        "--logit-bias",
+        "3=500",
+    ];
+    let output = run(&lesson.file, &args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    for words in ["note: temperature 0.001 raised", "keeps ", "chooses "] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    refused("[1, 2]", &["--compare-presets", "--temperature", "-1"], &["temperature", "-1"]);
+    refused("[1, 2]", &["--compare-presets", "--top-p", "2"], &["top_p", "2"]);
+    refused("[1, 2]", &["--compare-presets", "--top-k", "-5"], &["top_k", "-5"]);
+    // What one system rejects is a finding, not bad input.
+    let rows = json("[1, 2]", &["--compare-presets", "--top-k", "-1"]);
+    assert!(rows[0]["refused"].is_string() && rows[2]["refused"].is_null(), "{rows}");
+}
+
+#[test]
+fn doubtful_numbers_are_told() {
+    assert!(notes("[0.5, 0.3, 0.2]", &[]).contains("read as logits"));
+    assert!(notes("[0.5, 0.3, 0.2]", &[]).contains("probs"));
+    for sure in ["[0.5, 0.3, 0.1]", "[1.5, -0.5]", r#"{"logits":[0.5,0.5]}"#] {
+        assert_eq!(notes(sure, &[]), "", "{sure}");
+    }
+    assert!(notes(r#"{"probs":[5, 3, 2]}"#, &[]).contains("sum to 10"));
+    assert_eq!(notes(r#"{"probs":[0.5, 0.3, 0.2003]}"#, &[]), "");
+    refused(r#"{"probs":[0, 0]}"#, &[], &["2 probabilities that are all 0"]);
+}
+
+/// The example of the documentation is a chain that runs, rule by rule.
+#[test]
+fn the_documented_chain_runs() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/decoding.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, example) = page.split_once("```json\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let rules: Value = serde_json::from_str(example).unwrap();
+    let help =
+        Command::new(env!("CARGO_BIN_EXE_autoreg")).args(["generate", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let short = r#"[{"rule": "top_k", "k": 40}, {"rule": "temperature", "t": 0.7}]"#;
+    assert!(help.contains(short), "{help}");
+    let lesson = lesson("[1, 2, 3, 4, 5, 6, 7, 8]");
+    let chain = lesson.folder.path().join("rules.json");
+    for text in [example, short] {
+        std::fs::write(&chain, text).unwrap();
+        let output =
+            run(&lesson.file, &["--rules", chain.to_str().unwrap(), "--history", "7", "--json"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rules: Value = serde_json::from_str(text).unwrap();
+        let count = rules.as_array().unwrap().len();
+        assert_eq!(answer["steps"].as_array().unwrap().len(), count);
+    }
+    // Every rule there is stands in it.
+    let names: Vec<_> = rules.as_array().unwrap().iter().map(|rule| rule["rule"].clone()).collect();
+    assert_eq!(names.len(), 9, "all but allow: {names:?}");
+    refused("[1, 2]", &["--rules", "no-such.json"], &["no-such.json", "list of rules"]);
+}

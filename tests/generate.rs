@@ -225,12 +225,27 @@ fn a_long_prompt_is_refused_with_both_numbers_or_cut() {
     let long = "please send the ".repeat(limit);
     let found = (3 * limit + 1).to_string();
     refused(&["generate", transformer, &long], 2, &[&found, &limit.to_string(), "--truncate"]);
-    let ids = |side: &str| {
-        let args = ["generate", transformer, &long, "--truncate-prompt", side, "--json"];
-        value(&args)["prompt_ids"].as_array().unwrap().clone()
+    let cut = |side: &str, more: &[&str]| {
+        let args = ["generate", transformer, &long, "--truncate-prompt", side, "--ignore-eos"];
+        value(&[&args[..], more, &["--json"]].concat())
     };
-    let (left, right) = (ids("left"), ids("right"));
+    let ids = |record: &Value| record["prompt_ids"].as_array().unwrap().clone();
+    // One token more than the context holds: the last is not read.
+    let [left, right] = ["left", "right"].map(|side| ids(&cut(side, &["--max-tokens", "1"])));
     assert_eq!((left.len(), right.len(), &left[0]), (limit, limit, &right[0]));
+    // What was asked for finds room, and half of the context where it is more than all of it.
+    let five = cut("left", &["--max-tokens", "5"]);
+    assert_eq!(ids(&five).len(), limit + 1 - 5);
+    assert_eq!(five["sequences"][0]["finish"], "length");
+    assert_eq!(ids(&cut("left", &[])).len(), limit.div_ceil(2));
+    let truth = "please send the report";
+    let args = ["generate", transformer, &long, "--truncate-prompt", "left", "--teacher", truth];
+    let taught = value(&[&args[..], &["--json"]].concat());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cut.json");
+    std::fs::write(&file, five.to_string()).unwrap();
+    good(&["replay", file.to_str().unwrap()]);
+    assert_eq!(ids(&taught["free"]).len(), limit + 1 - taught["steps"].as_array().unwrap().len());
     let whole = value(&["generate", &models()[1], &long, "--max-tokens", "0", "--json"]);
     let whole = whole["prompt_ids"].as_array().unwrap();
     assert_eq!(left[1..], whole[whole.len() - limit + 1..]);
@@ -263,6 +278,15 @@ fn a_record_is_repeated_or_the_first_difference_named() {
         let change = |r: &mut Value| r["sequences"][1]["tokens"][1]["logprob"] = near.into();
         differs(&change, &["sequence 1, token 1"]);
     }
+    let args = ["generate", &models()[1], "please", "--max-tokens", "3", "--json"];
+    let mut other = value(&args);
+    other["prompt"] = "please send".into();
+    std::fs::write(file, other.to_string()).unwrap();
+    refused(&["replay", file], 1, &["the text of its prompt"]);
+    let taught = good(&["generate", &models()[1], "please", "--teacher", "send the", "--json"]);
+    std::fs::write(file, taught.stdout).unwrap();
+    let done = good(&["replay", file]);
+    assert!(text(&done.stderr).contains("--teacher"), "{}", text(&done.stderr));
     std::fs::write(file, "{}").unwrap();
     refused(&["replay", file], 2, &["record.json", "generate --json"]);
 }
@@ -404,6 +428,32 @@ fn scores_are_those_of_generation_by_both_routes() {
         let drawn = text(&good(&["score", model, &whole, "--check", "--end"]).stdout);
         assert!(drawn.contains("<eos>") && drawn.contains("perplexity"), "{drawn}");
         assert!(drawn.contains("the same bits"), "{drawn}");
+    }
+}
+
+/// In JSON a token's text is what it adds: together they are the text.
+#[test]
+fn the_texts_of_tokens_together_are_the_text() {
+    let whole = "please the thanks, please";
+    for model in models() {
+        let joined = |tokens: &Value, at: &dyn Fn(&Value) -> Value| -> String {
+            let tokens = tokens.as_array().unwrap().iter();
+            tokens.map(|token| at(token)["text"].as_str().unwrap().to_owned()).collect()
+        };
+        let scored = value(&["score", model, whole, "--json"]);
+        let found = joined(&scored["tokens"], &Value::clone);
+        assert_eq!(found.replace("<unk>", ""), found, "the words are known");
+        assert_eq!(found, whole);
+        let ended = value(&["score", model, whole, "--end", "--json"]);
+        assert_eq!(joined(&ended["tokens"], &Value::clone), whole);
+        let taught = value(&["generate", model, "please", "--teacher", whole, "--json"]);
+        assert_eq!(joined(&taught["steps"], &|step| step["truth"].clone()), whole);
+        let free = &taught["free"]["sequences"][0]["tokens"];
+        for (step, token) in
+            taught["steps"].as_array().unwrap().iter().zip(free.as_array().unwrap())
+        {
+            assert_eq!(step["free"]["text"], token["text"]);
+        }
     }
 }
 
@@ -568,6 +618,13 @@ fn json_lines_in_and_out() {
         std::fs::write(file, line).unwrap();
         refused(&["score", model, "--jsonl", file], 2, &[words, &["line 1"]].concat());
     };
+    // The others are scored all the same.
+    std::fs::write(file, "{\"text\": \"please\"}\n[1]\n{\"text\": \"thanks\"}\n{}\n").unwrap();
+    let mixed = autoreg(&["score", model, "--jsonl", file]);
+    assert_eq!((mixed.status.code(), text(&mixed.stdout).lines().count()), (Some(2), 2));
+    let said = text(&mixed.stderr);
+    assert!(said.contains("line 2") && said.contains("line 4"), "{said}");
+    assert_eq!(said.lines().count(), 2, "{said}");
     bad("{\"text\": 3}", &["`text` is 3"]);
     bad("{\"words\": \"x\"}", &["`text` is nothing"]);
     bad("[1]", &["expected an object"]);
@@ -584,9 +641,78 @@ fn bad_input_is_one_line_and_exit_code_2() {
     refused(&["generate", rnn, "x", "--top-p", "0"], 2, &["top_p"]);
     refused(&["generate", rnn, "x", "--ban", "4000"], 2, &["token 4000", "200"]);
     refused(&["generate", rnn, "x", "--logit-bias", "5=-inf", "--json"], 2, &["--ban"]);
+    for (flag, value) in [("--eos", "4000"), ("--allow", "4000"), ("--logit-bias", "4000=1")] {
+        let args = ["generate", rnn, "x", flag, value, "--max-tokens", "0"];
+        refused(&args, 2, &[flag, "token 4000", "200"]);
+    }
+    for (flag, value) in [("--draw", "0.5"), ("--step", "1"), ("--history", "1")] {
+        refused(&["generate", rnn, "x", flag, value], 2, &[flag, "MODEL"]);
+    }
+    refused(&["generate", rnn, "x", "--greedy", "--temperature", "1"], 2, &["--greedy"]);
+    refused(&["generate", rnn, "x", "--teacher", "y", "--stop", "z"], 2, &["--teacher", "--stop"]);
+    refused(&["generate", rnn, "x", "--beam", "2", "--seed", "3"], 2, &["--beam", "--seed"]);
+    for (flag, value) in [("--max-tokens", "3"), ("--stop", "z"), ("--eos", "5")] {
+        refused(&["generate", rnn, "x", "--compare-presets", flag, value], 2, &[flag]);
+    }
     refused(&["score", rnn, ""], 2, &["no token to score"]);
     let long = "please send ".repeat(limit(transformer));
     let most = (limit(transformer) + 1).to_string();
     refused(&["score", transformer, &long], 2, &[&most, "shorten"]);
     refused(&["score", rnn, "--file", "no-such-file.txt"], 2, &["no-such-file.txt"]);
+}
+
+/// Weights that give no numbers are the model's fault: exit code 1, whatever was asked for.
+#[test]
+fn broken_weights_fail_with_the_same_code_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&models()[1]).unwrap().map(|entry| entry.unwrap()) {
+        if entry.path().is_file() {
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let weights = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let head = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for number in bytes[head..].chunks_exact_mut(4) {
+        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(&weights, bytes).unwrap();
+    let model = folder.path().to_str().unwrap();
+    let generate = ["generate", model, "please"];
+    for more in
+        [&[][..], &["--explain"], &["--beam", "2"], &["--teacher", "the"], &["--compare-presets"]]
+    {
+        refused(&[&generate[..], more].concat(), 1, &["NaN"]);
+    }
+    refused(&["score", model, "please"], 1, &["NaN"]);
+}
+
+/// A published model of byte-level pieces, where it is there: texts join, bytes of a character are
+/// shown as bytes, and an empty prompt begins from the token that the file names.
+#[test]
+fn pieces_of_a_published_model_are_texts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let models =
+        std::env::var_os("AUTOREG_MODELS").map_or_else(|| root.join("models"), PathBuf::from);
+    let model = models.join("smollm2-135m-q4_1.gguf");
+    if !model.exists() {
+        eprintln!("skipped: no {}", model.display());
+        return;
+    }
+    let model = model.to_str().unwrap();
+    let scored = value(&["score", model, "The capital 🦀 is", "--json"]);
+    let texts = scored["tokens"].as_array().unwrap().iter();
+    let joined: String = texts.map(|token| token["text"].as_str().unwrap()).collect();
+    // The first token has nothing before it.
+    assert_eq!(joined, " capital 🦀 is");
+    let drawn = text(&good(&["score", model, "The capital 🦀 is"]).stdout);
+    assert!(drawn.contains("␣capital ") && drawn.contains("<0x80>"), "{drawn}");
+    assert!(!drawn.contains('Ġ'), "{drawn}");
+    let begun = good(&["generate", model, "--max-tokens", "1", "--json"]).stdout;
+    let record: Value = serde_json::from_slice(&begun).unwrap();
+    assert_eq!(record["prompt_ids"].as_array().unwrap().len(), 1);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("record.json");
+    std::fs::write(&file, begun).unwrap();
+    good(&["replay", file.to_str().unwrap()]);
 }

@@ -1,8 +1,8 @@
 //! `autoreg generate --from-logits FILE.json`: the decoding rules on given logits or
 //! probabilities, for lessons, for debugging other engines, for tests. No model is opened.
 
-use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,7 +10,7 @@ use decoding::{
     DecodeError, Draw, Explanation, History, Method, Preset, Row, Rule, RuleEffect, Rules,
     RulesError, Settings, explain,
 };
-use explain::{Colour, MAX_SHOWN, Picture, Record, StepRecord};
+use explain::{Colour, MAX_EXACT, MAX_SHOWN, Picture, Record, StepRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ pub struct DecodingArgs {
     #[arg(long, value_name = "NAME", default_value = "autoreg")]
     pub preset: Preset,
     /// Take the best token instead of drawing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["top_k", "top_p", "min_p"])]
     pub greedy: bool,
     /// Softmax temperature; 0 means greedy
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
@@ -56,7 +56,8 @@ pub struct DecodingArgs {
     /// The only tokens that may come
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub allow: Vec<u32>,
-    /// The chain itself, as a JSON list of rules, instead of the settings above
+    /// The chain itself, as a JSON list of rules, instead of the settings above: [{"rule": "top_k",
+    /// "k": 40}, {"rule": "temperature", "t": 0.7}]; docs/decoding.md has all of them
     #[arg(long, value_name = "FILE.json", conflicts_with_all = [
         "preset", "greedy", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
         "presence_penalty", "frequency_penalty", "penalty_window", "logit_bias", "ban", "allow",
@@ -98,8 +99,54 @@ impl DecodingArgs {
     pub fn rules(&self) -> Result<Rules, FromLogitsError> {
         match &self.rules {
             None => Ok(Rules::from_settings(&self.settings())?),
-            Some(path) => Ok(Rules::new(parse::<Vec<Rule>>(path, &read(path)?)?)?),
+            Some(path) => {
+                let hint = "give a file with a JSON list of rules, such as \
+                            [{\"rule\": \"top_p\", \"p\": 0.9}]";
+                Ok(Rules::new(parse::<Vec<Rule>>(path, &read(path, hint)?)?)?)
+            }
         }
+    }
+
+    /// Checks what clap cannot: settings that would be ignored, and ids that are none.
+    ///
+    /// # Errors
+    /// The flag, what is wrong, and what to try.
+    pub fn check(&self, vocabulary: usize) -> Result<(), FromLogitsError> {
+        let refuse = |what: String| Err(FromLogitsError::Flags { what });
+        if let Some(t) = self.temperature.filter(|&t| self.greedy && t != 0.0) {
+            return refuse(format!(
+                "--greedy takes the best token and has no use for --temperature {t}; leave one out"
+            ));
+        }
+        let bias: Vec<u32> = self.logit_bias.iter().map(|(id, _)| *id).collect();
+        for (flag, ids) in [("--ban", &self.ban), ("--allow", &self.allow), ("--logit-bias", &bias)]
+        {
+            known(flag, ids, vocabulary)?;
+        }
+        let mut seen = BTreeSet::new();
+        match bias.iter().find(|id| !seen.insert(**id)) {
+            None => Ok(()),
+            Some(id) => refuse(format!(
+                "--logit-bias names token {id} twice; give one number, such as their sum"
+            )),
+        }
+    }
+}
+
+/// Refuses ids that the vocabulary does not have.
+///
+/// # Errors
+/// The first such id and the flag that names it.
+pub fn known(flag: &str, ids: &[u32], vocabulary: usize) -> Result<(), FromLogitsError> {
+    match ids.iter().find(|id| **id as usize >= vocabulary) {
+        None => Ok(()),
+        Some(id) => Err(FromLogitsError::Flags {
+            what: format!(
+                "{flag} names token {id}, but the vocabulary has {vocabulary} entries; give ids \
+                 from 0 to {}",
+                vocabulary.saturating_sub(1)
+            ),
+        }),
     }
 }
 
@@ -114,7 +161,9 @@ pub struct FromLogitsArgs {
     pub seed: u64,
     /// Step of the sequence, from 0; the uniform number depends on it
     pub step: u64,
-    /// Tokens so far, for the penalties
+    /// Tokens given, for the penalties
+    pub prompt: Vec<u32>,
+    /// Tokens generated behind them, for the penalties
     pub history: Vec<u32>,
     /// Show what the same settings keep under every preset
     pub compare_presets: bool,
@@ -130,12 +179,20 @@ pub struct FromLogitsArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum FromLogitsError {
     /// A file cannot be read.
-    #[error("{path}: {source}; give a file with a JSON array of numbers", path = path.display())]
+    #[error("{path}: {source}; {hint}", path = path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+        /// What is wanted.
+        hint: &'static str,
+    },
+    /// Flags that do not go together, or name what is not there.
+    #[error("{what}")]
+    Flags {
+        /// Which, why, and what to try.
+        what: String,
     },
     /// A file is not the JSON that is expected.
     #[error("{path}: {source}", path = path.display())]
@@ -196,13 +253,18 @@ pub fn run(
 fn one_choice(args: &FromLogitsArgs, given: &Given) -> Result<String, FromLogitsError> {
     let rules = args.decoding.rules()?;
     let told = given.explain(args, &rules)?;
-    let step = StepRecord::new(args.step, &told, MAX_SHOWN, |id| given.label(id));
+    let label = |id| given.label(id);
+    let step = StepRecord::new(args.step, &told, MAX_SHOWN, label);
     if let Some(path) = &args.report {
+        let history = History::new(&args.prompt, &args.history);
+        let step = step.clone().exact(&told, &mut { MAX_EXACT });
+        let steps = vec![step.beside(&rules, given.row(), &history, label)?];
         let record = Record {
             title: args.title.clone(),
-            prompt: args.history.iter().map(|&id| given.label(id)).collect(),
+            prompt: args.prompt.iter().chain(&args.history).map(|&id| label(id)).collect(),
             rules: rules.chain().to_vec(),
-            steps: vec![step.clone()],
+            texts: super::generate::texts(&steps, label),
+            steps,
             continuations: Vec::new(),
             teacher: None,
         };
@@ -215,10 +277,7 @@ fn one_choice(args: &FromLogitsArgs, given: &Given) -> Result<String, FromLogits
         return Ok(json(&Answer::new(&told, given)));
     }
     let notes: String = rules.notes().iter().map(|note| format!("note: {note}\n")).collect();
-    let colour = match std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
-        true => Colour::On,
-        false => Colour::Off,
-    };
+    let colour = if crate::term::colours() { Colour::On } else { Colour::Off };
     Ok(notes + &explain::terminal(&step, Picture { colour, rows: 20, ..Picture::default() }))
 }
 
@@ -298,9 +357,16 @@ struct Compared {
 
 fn compare_presets(args: &FromLogitsArgs, given: &Given) -> Result<String, FromLogitsError> {
     let mut rows = Vec::new();
+    let asked = |preset| Rules::from_settings(&Settings { preset, ..args.decoding.settings() });
+    // What no preset can use is bad input rather than something to compare.
+    if let Some(Err(error)) =
+        Preset::ALL.iter().all(|&preset| asked(preset).is_err()).then(|| asked(Preset::Autoreg))
+    {
+        return Err(error.into());
+    }
     for preset in Preset::ALL {
-        let settings = Settings { preset, ..args.decoding.settings() };
-        rows.push(match Rules::from_settings(&settings) {
+        rows.push(match asked(preset) {
+            Err(error @ RulesError::Value { .. }) => return Err(error.into()),
             Err(error) => Compared::refused(preset, &error),
             Ok(rules) => Compared {
                 preset,
@@ -320,31 +386,35 @@ impl Compared {
         Self { preset, refused, rules: Vec::new(), notes: Vec::new(), answer: None }
     }
 
+    /// The row for a terminal of 80 columns.
     fn text(&self, given: &Given) -> String {
         const MOST_NAMED: usize = 8;
-        let chain: Vec<_> = self.rules.iter().map(ToString::to_string).collect();
-        let mut text = format!(
-            "{:<9} {}\n",
-            self.preset.name(),
-            match &self.refused {
-                Some(why) => format!("refused: {why}"),
-                None if chain.is_empty() => "no rules".to_owned(),
-                None => chain.join(" → "),
+        const WIDTH: usize = 80;
+        let name = format!("{:<9} ", self.preset.name());
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let mut text = match &self.refused {
+            Some(why) => explain::wrapped(&name, &words(&format!("refused: {why}")), " ", WIDTH),
+            None if self.rules.is_empty() => format!("{name}no rules\n"),
+            None => {
+                let chain: Vec<_> = self.rules.iter().map(ToString::to_string).collect();
+                explain::wrapped(&name, &chain, " →", WIDTH)
             }
-        );
+        };
+        let indent = " ".repeat(name.len());
         for note in &self.notes {
-            text += &format!("          note: {note}\n");
+            text += &explain::wrapped(&indent, &words(&format!("note: {note}")), " ", WIDTH);
         }
         let Some(answer) = &self.answer else { return text };
-        let named = answer.kept.iter().take(MOST_NAMED).map(|token| {
-            format!("{} {:.4}", explain::visible(&given.label(token.id)), token.probability)
-        });
-        let mut named = named.collect::<Vec<_>>().join(", ");
+        let label = |id| explain::visible(&given.label(id));
+        let named = answer.kept.iter().take(MOST_NAMED);
+        let mut named: Vec<_> =
+            named.map(|token| format!("{} {:.4}", label(token.id), token.probability)).collect();
         if answer.kept.len() > MOST_NAMED {
-            named += ", …";
+            named.push("…".to_owned());
         }
-        let choice = explain::visible(&given.label(answer.choice));
-        text + &format!("          keeps {}: {named}; chooses {choice}\n", answer.kept.len())
+        let keeps = format!("{indent}keeps {}: ", answer.kept.len());
+        text += &explain::wrapped(&keeps, &named, ",", WIDTH);
+        text + &explain::wrapped(&format!("{indent}chooses "), &[label(answer.choice)], "", WIDTH)
     }
 }
 
@@ -353,12 +423,38 @@ impl Compared {
 pub struct Given {
     numbers: Numbers,
     tokens: Option<Vec<String>>,
+    /// How the numbers are read, where that may not be what was meant.
+    pub note: Option<String>,
 }
 
 #[derive(Debug)]
 enum Numbers {
     Logits(Vec<f32>),
     Probabilities(Vec<f64>),
+}
+
+impl Numbers {
+    /// What looks like something other than it is read as.
+    fn doubt(&self, is_bare: bool) -> Option<String> {
+        match self {
+            Self::Logits(row) if is_bare => {
+                let sum: f64 = row.iter().map(|&z| f64::from(z)).sum();
+                let is_share = row.iter().all(|z| (0.0..=1.0).contains(z));
+                (is_share && (sum - 1.0).abs() <= 1e-6).then(|| {
+                    "note: the numbers look like probabilities and are read as logits; write \
+                     {\"probs\": [...]} for probabilities, {\"logits\": [...]} to say logits"
+                        .to_owned()
+                })
+            }
+            Self::Logits(_) => None,
+            Self::Probabilities(row) => {
+                let sum: f64 = row.iter().sum();
+                ((sum - 1.0).abs() > 1e-3).then(|| {
+                    format!("note: the probabilities sum to {sum}; they are divided by it")
+                })
+            }
+        }
+    }
 }
 
 const EXPECTED: &str = "an array of numbers, or an object with `logits` or `probs` (one of the \
@@ -376,7 +472,7 @@ struct Fields {
 impl Given {
     /// A model's logits, with a text for each.
     pub fn of_model(logits: Vec<f32>, tokens: Vec<String>) -> Self {
-        Self { numbers: Numbers::Logits(logits), tokens: Some(tokens) }
+        Self { numbers: Numbers::Logits(logits), tokens: Some(tokens), note: None }
     }
 
     /// Logits or probabilities from a file: a JSON array, or an object with `logits` or `probs`
@@ -385,7 +481,11 @@ impl Given {
     /// # Errors
     /// A file that cannot be read or has another shape.
     pub fn open(path: &Path) -> Result<Self, FromLogitsError> {
-        let value: Value = parse(path, &quote_bare_words(&read(path)?))?;
+        let value: Value = parse(
+            path,
+            &quote_bare_words(&read(path, "give a file with a JSON array of numbers")?),
+        )?;
+        let is_bare = value.is_array();
         let shape = |found: String| FromLogitsError::Shape {
             path: path.to_owned(),
             found,
@@ -402,11 +502,22 @@ impl Given {
                 // Rounding to f32 is what a model's logits have been through.
                 Numbers::Logits(numbers(path, &logits)?.into_iter().map(|z| z as f32).collect())
             }
-            (None, Some(probs)) => Numbers::Probabilities(numbers(path, &probs)?),
+            (None, Some(probs)) => {
+                let probs = numbers(path, &probs)?;
+                if !probs.is_empty() && probs.iter().all(|&p| p == 0.0) {
+                    return Err(FromLogitsError::Shape {
+                        path: path.to_owned(),
+                        found: format!("{} probabilities that are all 0", probs.len()),
+                        expected: "at least one above 0",
+                    });
+                }
+                Numbers::Probabilities(probs)
+            }
             (Some(_), Some(_)) => return Err(shape("both `logits` and `probs`".to_owned())),
             (None, None) => return Err(shape("neither `logits` nor `probs`".to_owned())),
         };
-        let given = Self { numbers, tokens: fields.tokens };
+        let note = numbers.doubt(is_bare);
+        let given = Self { numbers, tokens: fields.tokens, note };
         match &given.tokens {
             Some(tokens) if tokens.len() != given.len() => Err(FromLogitsError::Shape {
                 path: path.to_owned(),
@@ -417,7 +528,8 @@ impl Given {
         }
     }
 
-    fn len(&self) -> usize {
+    /// How many tokens there are.
+    pub fn len(&self) -> usize {
         match &self.numbers {
             Numbers::Logits(row) => row.len(),
             Numbers::Probabilities(row) => row.len(),
@@ -438,19 +550,26 @@ impl Given {
         args: &FromLogitsArgs,
         rules: &Rules,
     ) -> Result<Explanation, FromLogitsError> {
-        let row = match &self.numbers {
-            Numbers::Logits(row) => Row::Logits(row),
-            Numbers::Probabilities(row) => Row::Probabilities(row),
-        };
         let rng = decoding::Counter { seed: args.seed, stream: 0 };
         let draw = args.draw.map_or(Draw::Counter(rng), Draw::Fixed);
-        Ok(explain(rules, row, &History::new(&args.history, &[]), draw, args.step)?)
+        let history = History::new(&args.prompt, &args.history);
+        Ok(explain(rules, self.row(), &history, draw, args.step)?)
+    }
+
+    fn row(&self) -> Row<'_> {
+        match &self.numbers {
+            Numbers::Logits(row) => Row::Logits(row),
+            Numbers::Probabilities(row) => Row::Probabilities(row),
+        }
     }
 }
 
-fn read(path: &Path) -> Result<String, FromLogitsError> {
-    std::fs::read_to_string(path)
-        .map_err(|source| FromLogitsError::Read { path: path.to_owned(), source })
+fn read(path: &Path, hint: &'static str) -> Result<String, FromLogitsError> {
+    std::fs::read_to_string(path).map_err(|source| FromLogitsError::Read {
+        path: path.to_owned(),
+        source,
+        hint,
+    })
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, FromLogitsError> {

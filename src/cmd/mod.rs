@@ -8,6 +8,8 @@ pub mod compare_decoding;
 pub mod conversation;
 pub mod convert;
 pub mod data;
+pub mod diagnose;
+pub mod doctor;
 pub mod documents;
 pub mod eval;
 pub mod from_logits;
@@ -15,8 +17,10 @@ pub mod generate;
 pub mod init;
 pub mod inspect;
 pub mod model;
+pub mod plan;
 #[cfg(feature = "hub")]
 pub mod pull;
+pub mod quality;
 pub mod score;
 pub mod serve;
 pub mod train;
@@ -67,7 +71,7 @@ pub fn choose_isa(name: Option<&str>) -> Result<(), CliError> {
     let Some(name) = name else { return Ok(()) };
     let Some(isa) = Isa::from_name(name) else {
         return Err(CliError::input(format!(
-            "--isa {name}: no such instruction set; choose plain, avx2 or avx512"
+            "--isa {name}: no such instruction set; choose plain, avx2, avx512 or amx"
         )));
     };
     if isa.force() != isa {

@@ -12,7 +12,7 @@ use ledger::Plan;
 use models::{Model, ModelConfig};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use tokenizer::Tokenizer;
+use tokenizer::{Tokenizer, Utf8Stream};
 use train::SavedModel;
 
 /// Tokens for which memory is predicted before weights are read.
@@ -28,6 +28,9 @@ pub struct Opened {
     pub tokenizer: Tokenizer,
     /// The tokens that end a text.
     pub ends: Vec<u32>,
+    /// What an empty prompt begins from: a published model may name a beginning token that it does
+    /// not put before texts.
+    pub begin: Option<u32>,
     /// How conversations are written, where the files say so.
     pub template: Option<Template>,
     /// The files of a published model's weights.
@@ -68,8 +71,8 @@ impl Opened {
         let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
         let tokenizer = tokenizer.map_err(CliError::input)?;
         let ends = tokenizer.specials().eos.into_iter().collect();
-        let dir = dir.to_owned();
-        Ok(Self { dir, saved, tokenizer, ends, template: None, files: Vec::new() })
+        let (dir, begin) = (dir.to_owned(), tokenizer.specials().bos);
+        Ok(Self { dir, saved, tokenizer, ends, begin, template: None, files: Vec::new() })
     }
 
     fn published(path: &Path, kv: KvKind) -> Result<Self, CliError> {
@@ -82,6 +85,9 @@ impl Opened {
         let threads = Team::available();
         room_for(&checkpoint, path, threads)?;
         let model = checkpoint.load(threads).map_err(CliError::failed)?;
+        let own = checkpoint.tokenizer.specials().bos;
+        let named = checkpoint.bos_token.as_deref();
+        let begin = own.or_else(|| named.and_then(|name| checkpoint.tokenizer.id(name)));
         let files = checkpoint.tensors.paths().map(Path::to_owned).collect();
         Ok(Self {
             dir: path.to_owned(),
@@ -93,6 +99,7 @@ impl Opened {
             }),
             tokenizer: checkpoint.tokenizer,
             ends: checkpoint.ends,
+            begin,
             files,
         })
     }
@@ -164,9 +171,20 @@ impl Opened {
         }
     }
 
-    /// A token as the vocabulary writes it.
+    /// A token as pictures show it: its text, bytes that are no character, or its name.
     pub fn label(&self, id: u32) -> String {
-        self.tokenizer.token(id).unwrap_or_else(|| format!("#{id}"))
+        explain::shown(id, &self.tokenizer.token_bytes(id), self.tokenizer.token(id))
+    }
+
+    /// The text that each token adds to those before it, as `generate --json` tells it; together
+    /// they are the text. A character's text comes with its last byte.
+    pub fn pieces(&self, ids: &[u32]) -> Vec<String> {
+        let mut stream = Utf8Stream::new(&self.tokenizer);
+        let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
+        if let Some(last) = pieces.last_mut() {
+            *last += &stream.finish();
+        }
+        pieces
     }
 }
 

@@ -20,6 +20,9 @@ Examples:
   autoreg score runs/t1 please --check --json
   autoreg score runs/t1 --jsonl texts.jsonl
 
+In JSON, `text` is what a token adds to the text (together they are the text), and a probability of
+zero is told by texts in place of numbers: `logprob` \"-inf\", `perplexity` and surprisal \"inf\".
+
 A line of --jsonl is an object with `text`; its other fields come back with the scores:
   {\"id\": 7, \"text\": \"please send the report\"}")]
 pub struct ScoreArgs {
@@ -72,7 +75,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), CliError> {
     let (ids, scored_from) = tokens(args, &opened, &text)?;
     let scores = scores(args, &mut source, &ids)?;
     if args.json {
-        term::print(&json(&answer(args, &opened, &scores))?);
+        term::print(&json(&answer(args, &opened, &ids, &scores))?);
     } else {
         let summary = Summary::new(&scores);
         term::print(&picture(&opened, &scores, &summary, scored_from));
@@ -97,17 +100,19 @@ fn scores(
     Ok(scores)
 }
 
-fn answer(args: &ScoreArgs, opened: &Opened, scores: &[Scored]) -> Value {
-    let token = |one: &Scored| {
-        json!({"id": one.id, "text": opened.label(one.id), "logprob": finite(one.logprob),
+fn answer(args: &ScoreArgs, opened: &Opened, ids: &[u32], scores: &[Scored]) -> Value {
+    let pieces = opened.pieces(ids);
+    let token = |(one, text): (&Scored, &String)| {
+        json!({"id": one.id, "text": text, "logprob": number(one.logprob),
                "rank": one.rank, "entropy": one.entropy})
     };
+    let scored = scores.iter().zip(&pieces[ids.len() - scores.len()..]);
     let summary = Summary::new(scores);
     let mut value = json!({
-        "tokens": scores.iter().map(token).collect::<Vec<_>>(),
-        "logprob": finite(summary.logprob),
-        "perplexity": finite(summary.perplexity),
-        "nats_per_token": finite(-summary.logprob / scores.len() as f64),
+        "tokens": scored.map(token).collect::<Vec<_>>(),
+        "logprob": number(summary.logprob),
+        "perplexity": number(summary.perplexity),
+        "nats_per_token": number(-summary.logprob / scores.len() as f64),
     });
     if args.check {
         value["checked"] = true.into();
@@ -115,8 +120,8 @@ fn answer(args: &ScoreArgs, opened: &Opened, scores: &[Scored]) -> Value {
     value
 }
 
-/// Scores a text a line as it comes, so that neither side waits for the end. The first line that
-/// cannot be scored ends it; what was written before is whole.
+/// Scores a text a line as it comes, so that neither side waits for the end. A line that cannot be
+/// scored is told on standard error with its number, the others are scored, and the exit code is 2.
 fn lines(
     args: &ScoreArgs,
     opened: &Opened,
@@ -131,17 +136,23 @@ fn lines(
     } else {
         Box::new(BufReader::new(File::open(path).map_err(|e| fail(e.to_string()))?))
     };
+    let mut bad = 0_u64;
     for (number, line) in (1..).zip(input.lines()) {
         let at = |what: String| fail(format!("line {number}: {what}"));
         let line = line.map_err(|e| at(e.to_string()))?;
         if line.trim().is_empty() {
             continue;
         }
-        let value = scored_line(args, opened, source, &line)
-            .map_err(|e| CliError { message: at(e.message).message, code: e.code })?;
-        term::print(&format!("{value}\n"));
+        match scored_line(args, opened, source, &line) {
+            Ok(value) => term::print(&format!("{value}\n")),
+            Err(e) if e.code == 2 => {
+                term::error(&at(e.message).message);
+                bad += 1;
+            }
+            Err(e) => return Err(CliError { message: at(e.message).message, code: e.code }),
+        }
     }
-    Ok(())
+    if bad > 0 { Err(CliError::told(2)) } else { Ok(()) }
 }
 
 /// The line's own fields without `text`, and its scores.
@@ -161,7 +172,7 @@ fn scored_line(
         }
     };
     let (ids, _) = tokens(args, opened, &text)?;
-    let answer = answer(args, opened, &scores(args, source, &ids)?);
+    let answer = answer(args, opened, &ids, &scores(args, source, &ids)?);
     for (name, value) in answer.as_object().into_iter().flatten() {
         if fields.insert(name.clone(), value.clone()).is_some() {
             return Err(CliError::input(format!(
@@ -194,7 +205,7 @@ fn compare(one: &[Scored], other: &[Scored]) -> Result<(), CliError> {
     let differs = |(a, b): (&Scored, &Scored)| {
         a.logprob.to_bits() != b.logprob.to_bits()
             || a.rank != b.rank
-            || a.entropy.map(f64::to_bits) != b.entropy.map(f64::to_bits)
+            || a.entropy.to_bits() != b.entropy.to_bits()
     };
     match one.iter().zip(other).position(differs) {
         Some(at) => Err(CliError::failed(format!(
@@ -219,9 +230,9 @@ impl Summary {
     }
 }
 
-/// JSON has no infinity: null.
-fn finite(x: f64) -> Value {
-    if x.is_finite() { x.into() } else { Value::Null }
+/// JSON has no infinity: "-inf" and "inf".
+fn number(x: f64) -> Value {
+    if x.is_finite() { x.into() } else { x.to_string().into() }
 }
 
 /// Width of the longest bar.
@@ -233,10 +244,9 @@ fn picture(opened: &Opened, scores: &[Scored], summary: &Summary, first_scored: 
     let most = surprisals.fold(1e-9, f64::max);
     for one in scores {
         let length = (-one.logprob / most * BAR).clamp(0.0, BAR).round() as usize;
-        let text = explain::visible(&opened.label(one.id));
-        let text: String = text.chars().take(19).collect();
+        let text = explain::column(&opened.label(one.id), 20);
         let bar = "█".repeat(length);
-        let _ = writeln!(out, "{text:<20}{:>10.4}{:>9}  {bar}", one.logprob, one.rank);
+        let _ = writeln!(out, "{text}{:>10.4}{:>9}  {bar}", one.logprob, one.rank);
     }
     let given = if first_scored { "" } else { " (the first token has nothing before it)" };
     let _ = writeln!(

@@ -58,9 +58,14 @@ pub(crate) struct Layout {
 }
 
 impl Header {
+    /// Bytes of an id.
+    pub(crate) fn id_bytes(&self) -> usize {
+        if self.vocab_size <= 65_536 { 2 } else { 4 }
+    }
+
     /// Where everything is; `None` when the sizes are beyond any file.
     pub(crate) fn layout(&self) -> Option<Layout> {
-        let id_bytes = if self.vocab_size <= 65_536 { 2 } else { 4 };
+        let id_bytes = self.id_bytes();
         let tokens = usize::try_from(self.tokens).ok()?;
         let sequences = usize::try_from(self.sequences).ok()?;
         let pad = |end: usize| end.checked_next_multiple_of(8);
@@ -302,7 +307,7 @@ mod tests {
         let mut writer = TokenWriter::create(&path, vocab_size, 5).unwrap();
         writer.push(&[2, 7, 3], 0, false).unwrap();
         writer.push(&[2, 7, 8, 9, vocab_size - 1], 1, true).unwrap();
-        writer.finish(2, &[false, true]).unwrap();
+        writer.end().unwrap().finish(2, |i| i == 1).unwrap();
         path
     }
 

@@ -1,37 +1,63 @@
-//! Writes token files: ids as they come, the rest at the end.
+//! Writes token files: ids as they come, what is known of sequences to a file beside, which becomes the
+//! rest at the end. Memory holds buffers, whatever the number of sequences.
 
 use crate::{
     Error,
     error::IoContext,
-    token_file::{Flags, HEADER_LEN, Header},
+    scratch::{ReadFrom, Scratch, ScratchWriter},
+    token_file::{Flags, HEADER_LEN, Header, id},
 };
 use sha2::{Digest, Sha256};
 use std::{
     fs::File,
-    io::{BufWriter, Seek, SeekFrom, Write},
+    io::{BufWriter, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
-/// A token file being written. Keeps 13 bytes a sequence; the ids go to the file at once.
+/// A token file being written.
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
     file: BufWriter<File>,
     header: Header,
-    offsets: Vec<u64>,
-    groups: Vec<u32>,
-    truncated: Vec<bool>,
+    rows: ScratchWriter,
     hash: Sha256,
     scratch: Vec<u8>,
+}
+
+/// What is known of a sequence besides its ids.
+struct Row {
+    /// Its length in ids.
+    len: u32,
+    group: u32,
+    truncated: bool,
+}
+
+/// Bytes of a row on disk.
+const ROW: usize = 9;
+
+impl Row {
+    fn to_bytes(&self) -> [u8; ROW] {
+        let mut bytes = [0; ROW];
+        bytes[..4].copy_from_slice(&self.len.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.group.to_le_bytes());
+        bytes[8] = u8::from(self.truncated);
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; ROW]) -> Self {
+        Self { len: id(&bytes[..4]), group: id(&bytes[4..8]), truncated: bytes[8] != 0 }
+    }
 }
 
 impl TokenWriter {
     /// Begins a file for ids below `vocab_size` in sequences of at most `max_len`.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file, or one beside it, cannot be made.
     pub fn create(path: &Path, vocab_size: u32, max_len: u32) -> Result<Self, Error> {
-        let mut file = BufWriter::with_capacity(1 << 16, File::create(path).at("create", path)?);
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
+        let mut file = BufWriter::with_capacity(1 << 16, file.at("create", path)?);
         file.write_all(&[0; HEADER_LEN]).at("write", path)?;
         let header = Header {
             vocab_size,
@@ -41,16 +67,9 @@ impl TokenWriter {
             groups: 0,
             body_sha256: [0; 32],
         };
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            header,
-            offsets: vec![0],
-            groups: Vec::new(),
-            truncated: Vec::new(),
-            hash: Sha256::new(),
-            scratch: Vec::new(),
-        })
+        let rows = ScratchWriter::create(&path.with_extension("rows.tmp"))?;
+        let (hash, scratch) = (Sha256::new(), Vec::new());
+        Ok(Self { path: path.to_owned(), file, header, rows, hash, scratch })
     }
 
     /// Adds a sequence.
@@ -59,21 +78,20 @@ impl TokenWriter {
     /// The file cannot be written.
     pub fn push(&mut self, ids: &[u32], group: u32, truncated: bool) -> Result<(), Error> {
         self.scratch.clear();
-        let id_bytes = if self.header.vocab_size <= 65_536 { 2 } else { 4 };
+        let id_bytes = self.header.id_bytes();
         for id in ids {
             self.scratch.extend_from_slice(&id.to_le_bytes()[..id_bytes]);
         }
+        self.header.sequences += 1;
         self.header.tokens += ids.len() as u64;
-        self.offsets.push(self.header.tokens);
-        self.groups.push(group);
-        self.truncated.push(truncated);
+        self.rows.push(&Row { len: ids.len() as u32, group, truncated }.to_bytes())?;
         self.hash.update(&self.scratch);
         self.file.write_all(&self.scratch).at("write", &self.path)
     }
 
     /// Number of sequences so far.
     pub fn len(&self) -> usize {
-        self.groups.len()
+        self.header.sequences as usize
     }
 
     /// Whether nothing was added yet.
@@ -81,39 +99,114 @@ impl TokenWriter {
         self.len() == 0
     }
 
-    /// Ends the file; `groups` is how many groups there are in all, `seen_run` has a flag a sequence
-    /// (or none). May be called again with other flags.
+    /// Ends the ids.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn finish(&mut self, groups: u64, seen_run: &[bool]) -> Result<(), Error> {
-        self.header.sequences = self.len() as u64;
-        self.header.groups = groups;
-        let (ids_end, tail) = self.tail(seen_run);
-        let mut hash = self.hash.clone();
-        hash.update(&tail);
-        self.header.body_sha256.copy_from_slice(&hash.finalize());
-        let path = &self.path;
-        self.file.seek(SeekFrom::Start(ids_end)).at("write", path)?;
-        self.file.write_all(&tail).at("write", path)?;
-        self.file.seek(SeekFrom::Start(0)).at("write", path)?;
-        self.file.write_all(&self.header.to_bytes()).at("write", path)?;
-        self.file.flush().at("write", path)?;
-        self.file.get_ref().sync_all().at("write", path)
+    pub fn end(mut self) -> Result<TokenBody, Error> {
+        self.file.flush().at("write", &self.path)?;
+        let Self { path, file, header, rows, hash, .. } = self;
+        Ok(TokenBody { path, file, header, rows: rows.finish()?, hash })
+    }
+}
+
+/// A token file with all its ids, that lacks its header and what is known of sequences.
+#[derive(Debug)]
+pub struct TokenBody {
+    path: PathBuf,
+    file: BufWriter<File>,
+    header: Header,
+    rows: Scratch,
+    hash: Sha256,
+}
+
+impl TokenBody {
+    /// Number of sequences.
+    pub(crate) fn len(&self) -> usize {
+        self.header.sequences as usize
     }
 
-    /// Everything after the ids, and where it begins.
-    fn tail(&self, seen_run: &[bool]) -> (u64, Vec<u8>) {
-        let id_bytes = if self.header.vocab_size <= 65_536 { 2 } else { 4 };
-        let ids_end = HEADER_LEN as u64 + self.header.tokens * id_bytes;
-        let mut tail = vec![0; (ids_end.next_multiple_of(8) - ids_end) as usize];
-        tail.extend(self.offsets.iter().flat_map(|n| n.to_le_bytes()));
-        tail.extend(self.groups.iter().flat_map(|n| n.to_le_bytes()));
-        tail.resize(tail.len() + 4 * (self.len() % 2), 0);
-        let flags = self.truncated.iter().enumerate().map(|(i, &truncated)| {
-            Flags { truncated, seen_run: seen_run.get(i).copied().unwrap_or(false) }.to_byte()
-        });
-        tail.extend(flags);
-        (ids_end, tail)
+    /// Ids of all sequences together.
+    pub(crate) fn num_tokens(&self) -> usize {
+        self.header.tokens as usize
+    }
+
+    /// Gives every sequence: its number, its ids, whether it was truncated.
+    pub(crate) fn each_sequence(
+        &self,
+        mut each: impl FnMut(usize, &[u32], bool),
+    ) -> Result<(), Error> {
+        let id_bytes = self.header.id_bytes();
+        let mut file = ReadFrom::buffered(self.file.get_ref(), HEADER_LEN as u64);
+        let (mut bytes, mut ids) = (Vec::new(), Vec::new());
+        for (i, row) in rows(&self.rows).enumerate() {
+            let row = row?;
+            bytes.resize(row.len as usize * id_bytes, 0);
+            file.read_exact(&mut bytes).at("read", &self.path)?;
+            ids.clear();
+            ids.extend(bytes.chunks_exact(id_bytes).map(id));
+            each(i, &ids, row.truncated);
+        }
+        Ok(())
+    }
+
+    /// Completes the file and gives the SHA-256 of its body; `groups` is how many groups there are in
+    /// all, `seen_run` says of a sequence whether it has that flag.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn finish(
+        mut self,
+        groups: u64,
+        seen_run: impl Fn(usize) -> bool,
+    ) -> Result<[u8; 32], Error> {
+        self.header.groups = groups;
+        let mut tail = Tail { file: &mut self.file, hash: self.hash, path: &self.path };
+        let ids_end = HEADER_LEN as u64 + self.header.tokens * self.header.id_bytes() as u64;
+        tail.pad(ids_end)?;
+        let mut offset = 0u64;
+        tail.put(&offset.to_le_bytes())?;
+        for row in rows(&self.rows) {
+            offset += u64::from(row?.len);
+            tail.put(&offset.to_le_bytes())?;
+        }
+        for row in rows(&self.rows) {
+            tail.put(&row?.group.to_le_bytes())?;
+        }
+        tail.pad(4 * self.header.sequences)?;
+        for (i, row) in rows(&self.rows).enumerate() {
+            let flags = Flags { truncated: row?.truncated, seen_run: seen_run(i) };
+            tail.put(&[flags.to_byte()])?;
+        }
+        let body_sha256 = tail.hash.finalize().into();
+        self.header.body_sha256 = body_sha256;
+        self.file.seek(SeekFrom::Start(0)).at("write", &self.path)?;
+        self.file.write_all(&self.header.to_bytes()).at("write", &self.path)?;
+        self.file.flush().at("write", &self.path)?;
+        self.file.get_ref().sync_all().at("write", &self.path)?;
+        Ok(body_sha256)
+    }
+}
+
+fn rows(scratch: &Scratch) -> impl Iterator<Item = Result<Row, Error>> + '_ {
+    scratch.records().map(|row| row.map(Row::from_bytes))
+}
+
+/// Everything after the ids, hashed as it is written.
+struct Tail<'a> {
+    file: &'a mut BufWriter<File>,
+    hash: Sha256,
+    path: &'a Path,
+}
+
+impl Tail<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.hash.update(bytes);
+        self.file.write_all(bytes).at("write", self.path)
+    }
+
+    /// Zeros from `end` to the next multiple of 8.
+    fn pad(&mut self, end: u64) -> Result<(), Error> {
+        self.put(&[0; 8][..(end.next_multiple_of(8) - end) as usize])
     }
 }

@@ -42,7 +42,7 @@ pub enum Draw {
 }
 
 impl Draw {
-    fn uniform(self, step: u64) -> Result<f64, DecodeError> {
+    pub(crate) fn uniform(self, step: u64) -> Result<f64, DecodeError> {
         match self {
             Self::Counter(counter) => Ok(counter.uniform(step)),
             Self::Fixed(u) if (0.0..1.0).contains(&u) => Ok(u),

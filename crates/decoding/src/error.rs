@@ -76,7 +76,7 @@ pub enum DecodeError {
     /// A NaN or +inf among the logits, or no valid weight among given probabilities.
     #[error(
         "step {step}: token {id} of {vocabulary} has the {what} {found}, which is no {what} \
-         to draw from; look for an overflow or a bad weight in the model"
+         to draw from; look for an overflow or a bad weight in what made it"
     )]
     NotFinite {
         /// The step, from 0.

@@ -25,6 +25,8 @@ pub enum Row<'a> {
 pub struct Explanation {
     /// What `decide` returns for the same arguments.
     pub choice: Choice,
+    /// The step's uniform number, also where temperature 0 had no use for it.
+    pub uniform: f64,
     /// Entries of the row.
     pub vocabulary: usize,
     /// The product of the chain's temperatures (those above 0).
@@ -128,8 +130,9 @@ pub fn explain(
 fn told<S: Score>(at: &Step<'_>, row: &[S]) -> Result<Explanation, DecodeError> {
     let mut teller = Teller { raw: row, before: row.to_vec(), ..Teller::default() };
     let choice = at.run(row, &mut Buffers::default(), &mut teller)?;
+    let uniform = at.draw.uniform(at.step)?;
     let Teller { effects: rules, candidates, temperature, .. } = teller;
-    Ok(Explanation { choice, vocabulary: row.len(), temperature, rules, candidates })
+    Ok(Explanation { choice, uniform, vocabulary: row.len(), temperature, rules, candidates })
 }
 
 /// The trace that remembers.

@@ -98,8 +98,12 @@ impl pulp::WithSimd for SurveyPass<'_> {
         if let Some(maxima) = &mut self.maxima {
             maxima.clear();
         }
-        for chunk in self.row.chunks(SCAN_CHUNK) {
-            let best = best_lanes(chunk);
+        // The best of a chunk must be known before its sums: it is found while the chunk before it is
+        // summed, which hides its loads.
+        let mut chunks = self.row.chunks(SCAN_CHUNK).peekable();
+        let mut best = chunks.peek().map_or([f32::NEG_INFINITY; LANES], |first| best_lanes(first));
+        while let Some(chunk) = chunks.next() {
+            let next = chunks.peek().copied().unwrap_or_default();
             if let Some(maxima) = &mut self.maxima {
                 maxima.extend_from_slice(&best);
             }
@@ -110,13 +114,14 @@ impl pulp::WithSimd for SurveyPass<'_> {
                 if chunk.iter().any(|z| z.is_nan()) {
                     sums.moment[0] = f64::NAN;
                 }
+                best = best_lanes(next);
                 continue;
             }
             sums.refer_to((chunk_top * self.scale).round());
             if sums.reference.abs() > LARGEST_REFERENCE {
                 return None;
             }
-            sums.add_chunk(chunk, self.scale);
+            best = sums.add_chunk(chunk, self.scale, next);
         }
         Some(Survey { top: top.canonical(), moments: sums.relative_to(top, self.scale) })
     }
@@ -153,18 +158,30 @@ impl Sums {
         self.reference = reference;
     }
 
+    /// Adds a chunk; gives the best lanes of the next, which is not longer.
     #[inline(always)]
-    fn add_chunk(&mut self, chunk: &[f32], scale: f32) {
+    fn add_chunk(&mut self, chunk: &[f32], scale: f32, next: &[f32]) -> [f32; LANES] {
         let (mut mass, mut moment) = ([0.0_f32; LANES], [0.0_f32; LANES]);
         let (groups, rest) = chunk.as_chunks::<LANES>();
-        for group in groups {
+        let (ahead, ahead_rest) = next.as_chunks::<LANES>();
+        let (beside, alone) = groups.split_at(ahead.len().min(groups.len()));
+        let mut best = [f32::NEG_INFINITY; LANES];
+        for (group, ahead) in beside.iter().zip(ahead) {
+            add_group(group, scale, self.reference, &mut mass, &mut moment);
+            raise(&mut best, ahead);
+        }
+        for group in alone {
             add_group(group, scale, self.reference, &mut mass, &mut moment);
         }
         if !rest.is_empty() {
             add_group(&padded(rest), scale, self.reference, &mut mass, &mut moment);
         }
+        if !ahead_rest.is_empty() {
+            raise(&mut best, &padded(ahead_rest));
+        }
         widen(&mass, &mut self.mass);
         widen(&moment, &mut self.moment);
+        best
     }
 
     fn relative_to(&self, top: f32, scale: f32) -> Moments {
@@ -180,13 +197,21 @@ impl Sums {
 #[inline(always)]
 fn best_lanes<S: Score>(chunk: &[S]) -> [S; LANES] {
     let (groups, rest) = chunk.as_chunks::<LANES>();
-    let best = groups.iter().fold([S::IMPOSSIBLE; LANES], better);
-    if rest.is_empty() { best } else { better(best, &padded(rest)) }
+    let mut best = [S::IMPOSSIBLE; LANES];
+    for group in groups {
+        raise(&mut best, group);
+    }
+    if !rest.is_empty() {
+        raise(&mut best, &padded(rest));
+    }
+    best
 }
 
 #[inline(always)]
-fn better<S: Score>(best: [S; LANES], group: &[S; LANES]) -> [S; LANES] {
-    std::array::from_fn(|lane| if group[lane] > best[lane] { group[lane] } else { best[lane] })
+fn raise<S: Score>(best: &mut [S; LANES], group: &[S; LANES]) {
+    for lane in 0..LANES {
+        best[lane] = if group[lane] > best[lane] { group[lane] } else { best[lane] };
+    }
 }
 
 #[inline(always)]
@@ -196,8 +221,9 @@ fn padded<S: Score>(rest: &[S]) -> [S; LANES] {
     group
 }
 
-/// The best lane, by halves.
-#[inline(always)]
+/// The best lane, by halves. Not inlined: in one piece with the loop over groups, that loop would be
+/// compiled in pairs of lanes.
+#[inline(never)]
 fn best_of<S: Score>(mut best: [S; LANES]) -> S {
     let mut half = LANES / 2;
     while half > 0 {

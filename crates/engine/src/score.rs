@@ -25,8 +25,8 @@ pub struct Scored {
     pub logprob: f64,
     /// Its place in the model's order, from 1; ties go by id.
     pub rank: u32,
-    /// Entropy of the model's distribution, in nats; none where the token is impossible.
-    pub entropy: Option<f64>,
+    /// Entropy of the model's distribution, in nats.
+    pub entropy: f64,
 }
 
 /// Scores every token but the first, which has nothing before it.
@@ -77,20 +77,36 @@ pub(crate) fn scored(
     let only = Rules::new(vec![Rule::Allow { ids: vec![id] }]).unwrap_or_default();
     let none = History::default();
     match decide(&only, logits, &none, Counter::default(), step, scratch) {
-        Ok(choice) => Ok(Scored {
-            id,
-            logprob: choice.logprob,
-            rank: choice.rank,
-            entropy: Some(choice.entropy),
-        }),
+        Ok(choice) => {
+            Ok(Scored { id, logprob: choice.logprob, rank: choice.rank, entropy: choice.entropy })
+        }
         Err(DecodeError::AllForbidden { .. }) => {
+            let entropy =
+                decide(&Rules::default(), logits, &none, Counter::default(), step, scratch)
+                    .map_err(|source| Error::Decode { sequence: 0, source })?
+                    .entropy;
             let own = logits[id as usize];
             let before = |(other, &logit): (usize, &f32)| {
                 logit > own || (logit == own && other < id as usize)
             };
             let rank = 1 + logits.iter().enumerate().filter(|&pair| before(pair)).count() as u32;
-            Ok(Scored { id, logprob: f64::NEG_INFINITY, rank, entropy: None })
+            Ok(Scored { id, logprob: f64::NEG_INFINITY, rank, entropy })
         }
         Err(source) => Err(Error::Decode { sequence: 0, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_impossible_token_has_a_rank_and_an_entropy() {
+        let row = [0.0, f32::NEG_INFINITY, 0.0];
+        let found = scored(1, 0, &row, &mut Scratch::new()).unwrap();
+        assert_eq!((found.logprob, found.rank), (f64::NEG_INFINITY, 3));
+        assert!((found.entropy - 2.0_f64.ln()).abs() < 1e-12, "{found:?}");
+        let possible = scored(2, 0, &row, &mut Scratch::new()).unwrap();
+        assert_eq!(possible.entropy.to_bits(), found.entropy.to_bits());
     }
 }

@@ -11,7 +11,10 @@ mod terminal;
 mod token;
 
 pub use page::page;
-pub use record::{Continuation, Effect, MAX_SHOWN, Record, Rest, StepRecord, Token};
+pub use record::{
+    BESIDE, Beside, Continuation, Effect, MAX_EXACT, MAX_SHOWN, Record, Rest, StepRecord, Token,
+    at_temperature,
+};
 pub use teacher::{Predicted, TeacherRecord, TeacherStep, teacher_terminal};
 pub use terminal::{Colour, Picture, terminal};
-pub use token::visible;
+pub use token::{column, columns, shown, visible, wrapped};

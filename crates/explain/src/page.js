@@ -1,17 +1,28 @@
 "use strict";
 // Works the shaping rules out again from the recorded logits (after the edits), in the order of
-// the recorded chain. Tokens that are not recorded one by one enter as bins of equal logits.
+// the recorded chain. Beside the best tokens a step has every other logit (`row`, named by
+// `record.texts`), or bins of nearly equal logits whose tokens are not known one by one.
 const record = JSON.parse(document.getElementById("record").textContent);
 const SHAPERS = ["temperature", "top_k", "top_p", "min_p"];
 const SLACK = 1e-12; // sums of exp(log p) miss exact ties by less than this
 const state = { step: 0, changed: {} };
 const byId = (id) => document.getElementById(id);
 
+const cache = new Map();
 function itemsOf(step) {
+  if (!cache.has(step)) cache.set(step, itemsAnew(step));
+  return cache.get(step);
+}
+
+function itemsAnew(step) {
   const tokens = step.tokens.filter((t) => t.edited_logit !== null)
     .map((t) => ({ logit: t.edited_logit, count: 1, token: t }));
   const rest = step.rest.map((r) => ({ logit: r.logit, count: r.count, token: null }));
-  return tokens.concat(rest).sort((a, b) => b.logit - a.logit);
+  const named = new Set(step.tokens.map((t) => t.id));
+  const others = (step.row || []).map((logit, id) => ({ logit, count: 1, token: null, id }))
+    .filter((one) => one.logit !== null && !named.has(one.id));
+  const idOf = (one) => (one.token ? one.token.id : one.id ?? Infinity);
+  return tokens.concat(rest, others).sort((a, b) => b.logit - a.logit || idOf(a) - idOf(b));
 }
 
 function shape(step, rules) {
@@ -99,17 +110,30 @@ function told(s, effects) {
 }
 
 function pick(result, u) {
-  if (result.greedy || u === null) return result.rows[0];
+  if (result.greedy) return result.rows[0];
   const kept = result.rows.filter((r) => r.inside > 0);
   return kept.find((r) => r.end > u) || kept[kept.length - 1];
 }
 
-// The recorded token's row, where the pick is it or a bin so near that their order is open.
-function near(result, step) {
-  const chosen = pick(result, step.choice.draw);
-  const own = result.rows.find((r) => r.token && r.token.id === step.choice.id);
-  return !chosen.token && own && Math.abs(chosen.logit - own.logit) < 1 / 8 ? own : chosen;
+// What the program itself chose under these settings, if it recorded that: the recorded choice, or
+// that of another temperature.
+function known(step, changed) {
+  const names = Object.keys(changed);
+  if (names.some((name) => name !== "temperature")) return null;
+  if (!names.length || changed.temperature === recorded("temperature")) return { id: step.choice.id, text: step.text };
+  return (step.beside || []).find((one) => one.t === changed.temperature) || null;
 }
+
+// What is picked and how to name it. A bin has no name unless the program knew the choice.
+function picked(result, step, changed) {
+  const row = pick(result, step.u), sure = row.count > 1 || !nameable(row) ? known(step, changed) : null;
+  if (!sure) return { row, name: nameable(row) ? labelOf(row) : null, id: row.token ? row.token.id : row.id };
+  const own = result.rows.find((r) => r.token && r.token.id === sure.id);
+  return { row: own || row, name: visible(sure.text), id: sure.id };
+}
+
+const nameable = (row) => row.token !== null || row.id !== undefined;
+const OUTSIDE = (step) => `a token outside the ${step.tokens.length} recorded here (autoreg generate with these settings names it)`;
 
 // The recorded chain with some numbers changed; a rule it lacks enters at its usual place.
 function rulesWith(changed) {
@@ -131,8 +155,11 @@ function rulesWith(changed) {
 }
 
 function current(name) {
+  return state.changed[name] !== undefined ? state.changed[name] : recorded(name);
+}
+
+function recorded(name) {
   const off = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 }[name];
-  if (state.changed[name] !== undefined) return state.changed[name];
   const values = record.rules.filter((r) => r.rule === name).map((r) => r.t ?? r.k ?? r.p);
   if (!values.length) return off;
   return name === "temperature" ? values.reduce((a, b) => a * b, 1) : values[0];
@@ -140,7 +167,8 @@ function current(name) {
 
 const SIGNS = { " ": "␣", "\n": "↵", "\t": "→" };
 const visible = (text) => text.replace(/[ \n\t]/g, (c) => SIGNS[c]).replace(/[\u0000-\u001f\u007f]/g, "�");
-const labelOf = (row) => (row.token ? visible(row.token.text) : row.count + " others");
+const labelOf = (row) => (row.token ? visible(row.token.text)
+  : row.id !== undefined ? visible((record.texts || [])[row.id] ?? "#" + row.id) : row.count + " others");
 const percent = (p) => (p >= 0.1 ? (100 * p).toFixed(1) : p >= 0.001 ? (100 * p).toFixed(2) : p > 0 ? "<0.1" : "0") + " %";
 function cut(text, chars) {
   const signs = Array.from(text);
@@ -163,7 +191,7 @@ function canvas(box, height, label) {
 
 // Rows to draw: the first tokens one by one, the picked one, all others as one row.
 function gathered(result, chosen, limit) {
-  const rows = result.rows.filter((r, i) => r.token && (i < limit || r === chosen));
+  const rows = result.rows.filter((r, i) => (r.token && i < limit) || (r === chosen && nameable(r)));
   const rest = result.rows.filter((r) => !rows.includes(r));
   const sum = (key) => rest.reduce((a, r) => a + r[key], 0);
   if (rest.length) {
@@ -180,8 +208,9 @@ function bars(box, result, chosen, limit, full) {
   const text = Math.min(130, width * 0.32), figures = full ? (width < 480 ? 62 : 150) : 62;
   const room = width - text - figures - 8;
   const named = rows.filter((r) => r.token).reduce((a, r) => a + r.token.model_probability, 0);
-  const model = (r) => (r.token ? r.token.model_probability : Math.max(0, 1 - named));
-  // Single tokens set the scale; the row of all others may reach beyond it and is cut there.
+  // What the model itself thinks of a token outside the recorded is not recorded: no bar.
+  const model = (r) => (r.token ? r.token.model_probability : r.id !== undefined ? 0 : Math.max(0, 1 - named));
+  // Single tokens set the scale; the row of all others may reach beyond it: it is cut there and marked.
   const largest = Math.max(...rows.filter((r) => r.token).map((r) => Math.max(r.p, r.tempered, full ? model(r) : 0)));
   const bar = (p) => Math.max(p > 0 ? 1 : 0, Math.min(1, p / largest) * room);
   rows.forEach((row, i) => {
@@ -198,39 +227,43 @@ function bars(box, result, chosen, limit, full) {
     }
     node.append(svg("rect", { x, y: at, width: bar(out ? row.tempered : row.p), height: thin,
       class: out ? "dropped" : "drawn" }));
+    if (!row.token && Math.max(row.tempered, row.p, full ? model(row) : 0) > largest * (1 + 1e-9)) {
+      node.append(svg("text", { x: text + room - 2, y: y + line / 2 + 4, "text-anchor": "end", class: "on" }, "» cut"));
+    }
     const by = row.droppedBy ? (full && width >= 480 ? "dropped by " + row.droppedBy : row.droppedBy) : "dropped";
     const name = out ? by : percent(row.p);
     node.append(svg("text", { x: width - 4, y: y + line / 2 + 4, "text-anchor": "end", class: out ? "soft" : "" }, name));
   });
 }
 
-function interval(box, result, u, chosen) {
+function interval(box, result, u, name) {
   const [node, width] = canvas(box, 64, "The unit interval divided among the kept tokens");
   result.rows.filter((r) => r.inside > 0).forEach((row, i) => {
     const x = row.start * width, w = Math.max(0.5, (row.end - row.start) * width);
     node.append(svg("rect", { x, y: 4, width: w, height: 30, class: i % 2 ? "odd" : "even" }));
     if (w > 34) node.append(svg("text", { x: x + 5, y: 24, class: "on" }, cut(labelOf(row), Math.floor((w - 8) / 8))));
   });
-  if (u === null || result.greedy) {
+  if (result.greedy) {
     node.append(svg("text", { x: 0, y: 56, class: "soft" }, "Greedy: the best token, no draw."));
     return;
   }
   node.append(svg("line", { x1: u * width, x2: u * width, y1: 0, y2: 42 }));
   const right = u > 0.6;
   node.append(svg("text", { x: u * width + (right ? -4 : 4), y: 57, "text-anchor": right ? "end" : "start", class: "mark" },
-    `u = ${u.toFixed(6)} → ${cut(labelOf(chosen), 12)}`));
+    `u = ${u.toFixed(6)} → ${cut(name ?? "a token outside", 16)}`));
 }
 
-function panel(title, result, u) {
+function panel(title, step, rules, changed) {
+  const result = shape(step, rules), chosen = picked(result, step, changed);
   const node = document.createElement("div"), box = document.createElement("div"), note = document.createElement("p");
-  const chosen = pick(result, u), head = document.createElement("h3");
+  const head = document.createElement("h3");
   node.className = "panel";
   note.className = "hint";
   head.textContent = title;
   const how = result.greedy ? "takes" : "u takes";
-  note.textContent = `keeps ${result.keep} of ${result.possible}; entropy ${result.entropy.toFixed(2)} nats; ${how} ${labelOf(chosen)}`;
+  note.textContent = `keeps ${result.keep} of ${result.possible}; entropy ${result.entropy.toFixed(2)} nats; ${how} ${chosen.name ?? OUTSIDE(step)}`;
   node.append(head, note, box);
-  return { node, fill: () => bars(box, result, chosen, 6, false) };
+  return { node, fill: () => bars(box, result, chosen.row, 6, false) };
 }
 
 function panels(box, list) {
@@ -252,9 +285,10 @@ function figures(step, result, chosen) {
     return node;
   };
   const head = ["id", "token", "logit", "edited", "model", "after T", "drawn from", "dropped by"];
-  const rows = result.rows.filter((r) => r.token).map((r) => line([
-    cell("td", r.token.id), cell("td", visible(r.token.text), "text"), cell("td", r.token.logit.toFixed(4)),
-    cell("td", r.logit.toFixed(4)), cell("td", r.token.model_probability.toFixed(6)), cell("td", r.tempered.toFixed(6)),
+  const rows = result.rows.filter((r) => r.token || (r === chosen && nameable(r))).map((r) => line([
+    cell("td", r.token ? r.token.id : r.id), cell("td", labelOf(r), "text"),
+    cell("td", r.token ? r.token.logit.toFixed(4) : ""), cell("td", r.logit.toFixed(4)),
+    cell("td", r.token ? r.token.model_probability.toFixed(6) : ""), cell("td", r.tempered.toFixed(6)),
     cell("td", r.inside ? r.p.toFixed(6) : "–"), cell("td", r.droppedBy || ""),
   ], r === chosen ? "picked" : r.inside ? "" : "out"));
   const forbidden = step.tokens.filter((t) => t.edited_logit === null).map((t) => line([
@@ -266,8 +300,8 @@ function figures(step, result, chosen) {
 }
 
 function draw() {
-  const step = record.steps[state.step], u = step.choice.draw;
-  const result = shape(step, rulesWith(state.changed)), chosen = near(result, step);
+  const step = record.steps[state.step], u = step.u;
+  const result = shape(step, rulesWith(state.changed)), chosen = picked(result, step, state.changed);
   byId("heading").textContent = `Step ${step.step}: ${visible(step.text)} was chosen among ${step.vocabulary} tokens`;
   document.querySelectorAll("[data-step]").forEach((node) =>
     node.setAttribute("aria-pressed", Number(node.dataset.step) === state.step));
@@ -275,37 +309,44 @@ function draw() {
     byId(name).value = current(name);
     byId(name + "_value").textContent = Number(current(name).toFixed(4));
   }
-  bars(byId("bars"), result, chosen, 12, true);
-  interval(byId("interval"), result, u, chosen);
-  const same = chosen.token && chosen.token.id === step.choice.id;
-  const p = chosen.token ? chosen.p : 0;
-  byId("verdict").textContent = `${result.greedy ? "Greedy takes" : "u takes"} ${labelOf(chosen)}` +
-    (chosen.token ? ` (${percent(p)} as drawn, ${percent(chosen.token.model_probability)} by the model)` : "") +
-    `; ${result.keep} of ${result.possible} kept.` + (same ? "" : " The recorded choice was " + visible(step.text) + ".");
-  figures(step, result, chosen);
-  const uniform = u === null ? 0.5 : u;
-  panels(byId("temperatures"), [0.5, 1, 2].map((t) =>
-    panel("T = " + t, shape(step, rulesWith({ ...state.changed, temperature: t })), uniform)));
+  bars(byId("bars"), result, chosen.row, 12, true);
+  interval(byId("interval"), result, u, chosen.name);
+  const row = chosen.row, same = chosen.id === step.choice.id;
+  const figures_of = row.token ? ` (${percent(row.p)} as drawn, ${percent(row.token.model_probability)} by the model)`
+    : row.id !== undefined ? ` (${percent(row.p)} as drawn)` : "";
+  byId("verdict").textContent = `${result.greedy ? "Greedy takes" : "u takes"} ${chosen.name ?? OUTSIDE(step)}` +
+    `${figures_of}; ${result.keep} of ${result.possible} kept.` + (same ? "" : " The recorded choice was " + visible(step.text) + ".");
+  figures(step, result, row);
+  const at = (t) => ({ ...state.changed, temperature: t });
+  panels(byId("temperatures"), [0.5, 1, 2].map((t) => panel("T = " + t, step, rulesWith(at(t)), at(t))));
   const warm = current("temperature") === 0 ? 1 : current("temperature");
   panels(byId("methods"), [
-    panel("Greedy", shape(step, [{ rule: "temperature", t: 0 }]), null),
-    panel("Sampling, T = " + Number(warm.toFixed(4)), shape(step, rulesWith({ ...state.changed, temperature: warm })), uniform),
+    panel("Greedy", step, [{ rule: "temperature", t: 0 }], { temperature: 0 }),
+    panel("Sampling, T = " + Number(warm.toFixed(4)), step, rulesWith(at(warm)), at(warm)),
   ]);
 }
 
-// The recorded chain, worked out here, must give what was recorded.
+// The recorded chain, worked out here, must give what was recorded. Where the draw falls among tokens
+// recorded in bins only, and the recorded one lies there, nothing more can be said.
 function check() {
-  const wrong = record.steps.filter((step) => {
-    const result = shape(step, rulesWith({})), chosen = near(result, step);
-    const p = Math.exp(step.choice.sample_logprob);
-    return result.keep !== step.choice.kept || !chosen.token || chosen.token.id !== step.choice.id ||
-      Math.abs(chosen.p - p) > 1e-3;
-  });
+  const verdict = (step) => {
+    const result = shape(step, rulesWith({})), row = pick(result, step.u);
+    if (result.keep !== step.choice.kept) return "wrong";
+    const own = result.rows.find((r) => (r.token ? r.token.id : r.id) === step.choice.id);
+    if (!own || Math.abs(own.p - Math.exp(step.choice.sample_logprob)) > 1e-3) return "wrong";
+    if (row === own) return "same";
+    return !nameable(row) && Math.abs(row.logit - own.logit) < 1 / 8 ? "open" : "wrong";
+  };
+  const all = record.steps.map((step) => [step.step, verdict(step)]);
+  const steps = (what) => all.filter((one) => one[1] === what).map((one) => one[0]);
+  const wrong = steps("wrong"), open = steps("open");
   const node = byId("check");
   node.dataset.ok = wrong.length === 0;
-  node.textContent = wrong.length === 0
-    ? `Worked out again in this browser: all ${record.steps.length} steps give the recorded choice.`
-    : `Worked out again in this browser, these steps differ from the record: ${wrong.map((s) => s.step).join(", ")}.`;
+  const told = wrong.length ? `these steps differ from the record: ${wrong.join(", ")}.`
+    : open.length ? `${all.length - open.length} of ${all.length} steps give the recorded choice.`
+    : `all ${all.length} steps give the recorded choice.`;
+  node.textContent = "Worked out again in this browser: " + told + (open.length
+    ? ` Not decided here, because the draw falls among tokens that are recorded in groups: ${open.join(", ")}.` : "");
 }
 
 if (record.steps.length) {

@@ -164,6 +164,7 @@ mod tests {
             prompt: vec!["please".to_owned(), " send".to_owned()],
             rules: rules.chain().to_vec(),
             steps: vec![step],
+            texts: Vec::new(),
             continuations: Vec::new(),
             teacher: None,
         }

@@ -2,7 +2,7 @@
 //! their logits, so that a page can work out masses at any temperature without the whole row.
 
 use crate::teacher::TeacherRecord;
-use decoding::{Choice, Explanation, Rule, RuleEffect};
+use decoding::{Choice, DecodeError, Draw, Explanation, History, Row, Rule, RuleEffect, Rules};
 use serde::{Deserialize, Serialize};
 
 /// Candidates kept in full unless more are asked for.
@@ -11,6 +11,13 @@ pub const MAX_SHOWN: usize = 256;
 /// Width of a bin of the histogram, in nats. Taking a bin by its mean logit misses less than
 /// w²/8T² of its mass: 0.05 % at T = 1.
 const BIN: f64 = 1.0 / 16.0;
+
+/// Logits that a page records one by one, all steps together, beside the best candidates. In JSON
+/// they take 10 bytes each.
+pub const MAX_EXACT: usize = 600_000;
+
+/// The temperatures that stand side by side.
+pub const BESIDE: [f64; 3] = [0.5, 1.0, 2.0];
 
 /// Everything that a report shows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,6 +30,9 @@ pub struct Record {
     pub rules: Vec<Rule>,
     /// The choices in order.
     pub steps: Vec<StepRecord>,
+    /// Text of every token of the vocabulary, where steps hold their whole row; else empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub texts: Vec<String>,
     /// Other continuations of the same prefix, to stand side by side. May be empty.
     #[serde(default)]
     pub continuations: Vec<Continuation>,
@@ -53,12 +63,47 @@ pub struct StepRecord {
     pub text: String,
     /// Entries of the row.
     pub vocabulary: usize,
+    /// The step's uniform number, also where nothing was drawn.
+    pub u: f64,
     /// What each rule did.
     pub effects: Vec<Effect>,
     /// The best candidates, best first; the chosen one is always among them.
     pub tokens: Vec<Token>,
     /// The possible tokens that are not in `tokens`.
     pub rest: Vec<Rest>,
+    /// Every logit after the edits, by id (none where impossible), if they are recorded one by one;
+    /// they then stand in for `rest`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub row: Vec<Option<f32>>,
+    /// The choices at the temperatures of [`BESIDE`], all else the same, by the code that chose.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Beside>,
+}
+
+/// What another temperature chooses.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// The temperature.
+    pub t: f64,
+    /// The token.
+    pub id: u32,
+    /// Its text.
+    pub text: String,
+}
+
+/// The chain with this temperature where its own stood, or before its filters.
+///
+/// # Errors
+/// A temperature that is none.
+pub fn at_temperature(rules: &Rules, t: f64) -> Result<Rules, decoding::RulesError> {
+    let mut chain = rules.chain().to_vec();
+    let is_temperature = |rule: &Rule| matches!(rule, Rule::Temperature { .. });
+    let place = chain.iter().position(is_temperature).unwrap_or_else(|| {
+        chain.iter().position(|rule| !rule.edits_logits()).unwrap_or(chain.len())
+    });
+    chain.retain(|rule| !is_temperature(rule));
+    chain.insert(place.min(chain.len()), Rule::Temperature { t });
+    Rules::new(chain)
 }
 
 /// What a rule did, in figures.
@@ -124,10 +169,52 @@ impl StepRecord {
             choice: told.choice,
             text: text(told.choice.id),
             vocabulary: told.vocabulary,
+            u: told.uniform,
             effects: told.rules.iter().map(Effect::new).collect(),
             tokens,
             rest,
+            row: Vec::new(),
+            beside: Vec::new(),
         }
+    }
+
+    /// Records every logit by itself, if there are at most `room` of them, which is lowered by so
+    /// many, and if each is the f32 that a model gave. A step that shows every token needs none.
+    #[must_use]
+    pub fn exact(mut self, told: &Explanation, room: &mut usize) -> Self {
+        let is_wide = |z: f64| z.is_finite() && f64::from(z as f32) != z;
+        let is_whole = self.rest.is_empty();
+        let fits = told.vocabulary <= *room;
+        if is_whole || !fits || told.candidates.iter().any(|one| is_wide(one.edited_logit)) {
+            return self;
+        }
+        *room -= told.vocabulary;
+        self.row = vec![None; told.vocabulary];
+        for one in told.candidates.iter().filter(|one| one.edited_logit.is_finite()) {
+            self.row[one.id as usize] = Some(one.edited_logit as f32);
+        }
+        self.rest.clear();
+        self
+    }
+
+    /// Adds what the temperatures of [`BESIDE`] choose from the same row with the same draw.
+    ///
+    /// # Errors
+    /// As [`decoding::explain`].
+    pub fn beside(
+        mut self,
+        rules: &Rules,
+        row: Row<'_>,
+        history: &History<'_>,
+        text: impl Fn(u32) -> String,
+    ) -> Result<Self, DecodeError> {
+        for t in BESIDE {
+            let Ok(rules) = at_temperature(rules, t) else { continue };
+            let draw = Draw::Fixed(self.u);
+            let id = decoding::explain(&rules, row, history, draw, self.step)?.choice.id;
+            self.beside.push(Beside { t, id, text: text(id) });
+        }
+        Ok(self)
     }
 }
 

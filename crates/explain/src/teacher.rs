@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use maud::{Markup, html};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::record::Record;
 use crate::terminal::{CYAN, Picture, paint};
@@ -15,8 +15,8 @@ use crate::token::{column, visible};
 pub struct TeacherRecord {
     /// The first step at which the free text is not the true one; none if it never leaves it.
     pub first_divergence: Option<usize>,
-    /// Log-probability of the true text, nats; −inf (null in JSON) if a token is impossible.
-    #[serde(deserialize_with = "null_is_impossible")]
+    /// Log-probability of the true text, nats; −inf ("-inf" in JSON) if a token is impossible.
+    #[serde(with = "logprob")]
     pub truth_logprob: f64,
     /// A step a true token.
     pub steps: Vec<TeacherStep>,
@@ -42,13 +42,33 @@ pub struct Predicted {
     pub id: u32,
     /// Its text.
     pub text: String,
-    /// Its log-probability under the model, nats; −inf (null in JSON) if it is impossible.
-    #[serde(deserialize_with = "null_is_impossible")]
+    /// Its log-probability under the model, nats; −inf ("-inf" in JSON) if it is impossible.
+    #[serde(with = "logprob")]
     pub logprob: f64,
 }
 
-fn null_is_impossible<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NEG_INFINITY))
+/// A log-probability in JSON, which has no infinity: the text "-inf" stands for an impossible token.
+mod logprob {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() { to.serialize_f64(*value) } else { to.serialize_str("-inf") }
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Told {
+        Number(f64),
+        Text(String),
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        match Told::deserialize(from)? {
+            Told::Number(value) => Ok(value),
+            Told::Text(text) if text == "-inf" => Ok(f64::NEG_INFINITY),
+            Told::Text(text) => Err(D::Error::custom(format!("found {text:?}, expected \"-inf\""))),
+        }
+    }
 }
 
 impl TeacherRecord {
@@ -211,7 +231,7 @@ mod tests {
         record.steps[0].truth.logprob = f64::NEG_INFINITY;
         record.truth_logprob = f64::NEG_INFINITY;
         let text = serde_json::to_string(&record).unwrap_or_default();
-        assert!(text.contains("null"), "{text}");
+        assert_eq!(text.matches("\"-inf\"").count(), 2, "{text}");
         assert_eq!(serde_json::from_str::<TeacherRecord>(&text).ok(), Some(record));
     }
 }

@@ -11,13 +11,15 @@ pub enum Isa {
     Avx2 = 2,
     /// AVX-512 F, DQ, BW and VL: sixteen lanes a register.
     Avx512 = 3,
+    /// AVX-512 with VNNI, and AMX tiles for products of bytes.
+    Amx = 4,
 }
 
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
 impl Isa {
     /// Every level, lowest first.
-    pub const ALL: [Isa; 3] = [Isa::Plain, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The level in use. The processor is asked at the first call only.
     pub fn current() -> Isa {
@@ -25,6 +27,7 @@ impl Isa {
             1 => Isa::Plain,
             2 => Isa::Avx2,
             3 => Isa::Avx512,
+            4 => Isa::Amx,
             _ => {
                 let found = Isa::detect();
                 CURRENT.store(found as u8, Ordering::Relaxed);
@@ -39,7 +42,8 @@ impl Isa {
         {
             use std::arch::is_x86_feature_detected as has;
             if has!("avx512f") && has!("avx512dq") && has!("avx512bw") && has!("avx512vl") {
-                return Isa::Avx512;
+                let amx = has!("avx512vnni") && has!("f16c") && crate::amx::available();
+                return if amx { Isa::Amx } else { Isa::Avx512 };
             }
             if has!("avx2") && has!("fma") {
                 return Isa::Avx2;
@@ -67,6 +71,7 @@ impl Isa {
             Isa::Plain => "plain",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 

@@ -496,7 +496,7 @@ macro_rules! stamp {
                 }
                 match $crate::Isa::current() {
                     // SAFETY: the processor offers this level; the contract is the caller's.
-                    $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::Isa::Amx | $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     $crate::Isa::Plain => {}

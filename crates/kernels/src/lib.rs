@@ -10,6 +10,8 @@
 //! Shape letters: B sequences, T tokens, R rows (all tokens of a batch), C hidden size, H query
 //! heads, G K/V heads, D head size, F MLP size, V vocabulary.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod elementwise;
 mod halves;

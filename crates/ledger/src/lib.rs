@@ -14,4 +14,4 @@ pub use book::{Account, Charge, Snapshot, reset_peak, snapshot};
 pub use buffer::{Buffer, Error};
 pub use file::MappedFile;
 pub use plan::{Line, Plan, Report, ReportRow, Spec};
-pub use process::{available_bytes, peak_bytes, resident_bytes};
+pub use process::{anonymous_bytes, available_bytes, machine_bytes, peak_bytes, resident_bytes};

@@ -12,6 +12,17 @@ pub fn resident_bytes() -> u64 {
     status("VmRSS:")
 }
 
+/// The part of the resident size that is no file's, in bytes (`RssAnon`); 0 where the system does
+/// not say. Pages of mapped files can be reclaimed, these cannot.
+pub fn anonymous_bytes() -> u64 {
+    status("RssAnon:")
+}
+
+/// The machine's memory in bytes (`MemTotal`). None where the system does not say.
+pub fn machine_bytes() -> Option<u64> {
+    field("/proc/meminfo", "MemTotal:")
+}
+
 /// What this process may still take without another having to give: what the machine has
 /// available, or the limit of this process's control group where that is less. None where the
 /// system does not say.

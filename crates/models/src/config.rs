@@ -229,6 +229,12 @@ fn require_size(field: &'static str, found: usize, most: usize) -> Result<(), Co
 }
 
 impl TransformerConfig {
+    /// Whether a matrix is kept quantised; those in 16 bits are not.
+    pub fn is_quantised(&self) -> bool {
+        let mut kinds = self.storage.values().flatten();
+        kinds.any(|(kind, _)| matches!(kind, tensor::MatrixKind::Quant(_)))
+    }
+
     /// The small causal transformer of the email experiment: 620,192 parameters at V = 4,000.
     pub fn email(vocab_size: usize, max_len: usize) -> TransformerConfig {
         TransformerConfig {

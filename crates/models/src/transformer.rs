@@ -17,7 +17,7 @@ use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
     Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary, turn, turn_back,
 };
-use tensor::{Initial, Layout, MatrixKind, Packed, ParamId, Parameters};
+use tensor::{Initial, Layout, Packed, ParamId, Parameters};
 
 /// One layer's operations.
 #[derive(Clone, Debug)]
@@ -254,8 +254,7 @@ impl Transformer {
 
     /// Room for the widest rows that a quantised matrix reads.
     pub(crate) fn rounded_len(&self, rows: usize) -> usize {
-        let mut kinds = self.config.storage.values().flatten();
-        if !kinds.any(|(kind, _)| matches!(kind, MatrixKind::Quant(_))) {
+        if !self.config.is_quantised() {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);

@@ -128,7 +128,8 @@ pub async fn explained(
     asked.request.max_tokens = asked.request.max_tokens.min(MOST_EXPLAINED);
     asked.explain = true;
     let mut call = Call::start(&app, under_way, arrived, vec![asked])?;
-    let label = |id: u32| crate::completions::label(&app.model.tokenizer, id);
+    let tokenizer = &app.model.tokenizer;
+    let label = |id: u32| explain::shown(id, &tokenizer.token_bytes(id), tokenizer.token(id));
     let mut steps = Vec::new();
     while let Some(update) = call.next().await? {
         if let Update::Token(_, chosen) = update
@@ -142,6 +143,7 @@ pub async fn explained(
         prompt: prompt.iter().map(|&id| label(id)).collect(),
         rules: receipt.rules.chain().to_vec(),
         steps,
+        texts: Vec::new(),
         continuations: Vec::new(),
         teacher: None,
     };

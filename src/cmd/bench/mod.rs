@@ -1,6 +1,7 @@
 //! `autoreg bench`: speed and memory on random tokens, in the form that peers are measured in.
 
 mod model;
+mod tiles;
 
 use crate::cmd::train::ledger_table;
 use crate::cmd::{json, team};
@@ -23,6 +24,7 @@ Examples:
   autoreg bench train-memory
   autoreg bench train-speed --model rnn --threads 2
   autoreg bench attention --length 4096 --backward
+  autoreg bench attention-memory
   autoreg bench serve http://127.0.0.1:8080 --clients 1,8")]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -37,6 +39,8 @@ enum What {
     TrainMemory(TrainMemory),
     /// Causal attention alone, forward or forward and backward
     Attention(Attention),
+    /// Attention with stored scores beside attention in tiles: bytes moved, workspace, equal outputs
+    AttentionMemory(tiles::Tiles),
     /// Tokens/s of reading a prompt
     Prefill(model::Prefill),
     /// Tokens/s of extending it, and the share of the memory's bandwidth that this reaches
@@ -123,6 +127,7 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
         What::TrainSpeed(args) => train_speed(&args),
         What::TrainMemory(args) => train_memory(&args),
         What::Attention(args) => attention(&args),
+        What::AttentionMemory(args) => tiles::run(&args),
         What::Prefill(args) => model::prefill(&args),
         What::Decode(args) => model::decode(&args),
         What::Serve(args) => crate::cmd::bench_serve::run_serve(&args),

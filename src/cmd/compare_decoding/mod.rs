@@ -17,6 +17,7 @@ use corpus::{Dataset, TokenFile};
 use decoding::Counter;
 use engine::{Generator, Request, Route, Sequence, Source, score};
 use rules::Contender;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -44,7 +45,7 @@ pub struct CompareDecodingArgs {
     /// The side that prompts come from
     #[arg(long, value_enum, default_value = "test")]
     pub split: SideName,
-    /// Messages to continue
+    /// Messages to continue, drawn evenly over the groups of the side
     #[arg(long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub prompts: u32,
@@ -249,7 +250,20 @@ impl<'a> Course<'a> {
     }
 }
 
-/// Messages in an order of the seed's, those that go on behind the prompt.
+/// The same order, but no group comes a second time before each has come once, and so on.
+fn evenly(order: &[usize], group: impl Fn(usize) -> u32) -> Vec<usize> {
+    let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
+    let round = |&i: &usize| {
+        let round = seen.entry(group(i)).or_default();
+        *round += 1;
+        (*round, i)
+    };
+    let mut rounds: Vec<(usize, usize)> = order.iter().map(round).collect();
+    rounds.sort_by_key(|(round, _)| *round);
+    rounds.into_iter().map(|(_, i)| i).collect()
+}
+
+/// Messages in an order of the seed's, evenly over groups, those that go on behind the prompt.
 fn tasks(
     args: &CompareDecodingArgs,
     side: &TokenFile,
@@ -259,6 +273,7 @@ fn tasks(
     let order = Counter { seed: args.seed, stream: u64::MAX };
     let mut fitting: Vec<usize> = (0..side.len()).filter(|&i| side.length(i) > given).collect();
     fitting.sort_by(|&a, &b| order.uniform(a as u64).total_cmp(&order.uniform(b as u64)));
+    let fitting = evenly(&fitting, |i| side.group(i));
     if fitting.is_empty() {
         return Err(CliError::input(format!(
             "--prompt-tokens {}: none of {} messages goes on behind so many tokens; give fewer",
@@ -282,4 +297,16 @@ fn tasks(
         Task { group: side.group(i), prompt: prompt.to_vec(), rest }
     };
     Ok(fitting.into_iter().take(args.prompts as usize).map(task).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_take_turns() {
+        let groups = [7, 7, 7, 2, 7, 2, 9];
+        let order = [4, 0, 3, 1, 6, 2, 5];
+        assert_eq!(evenly(&order, |i| groups[i]), [4, 3, 6, 0, 5, 1, 2]);
+    }
 }

@@ -8,6 +8,7 @@ mod replay;
 pub mod search;
 mod teach;
 
+pub use pictures::texts;
 pub use replay::{ReplayArgs, run as replay};
 pub use search::Search;
 
@@ -74,7 +75,8 @@ pub struct GenerateArgs {
     /// Never choose `<unk>` (allowed by default: it is part of what the model learnt)
     #[arg(long)]
     pub ban_unk: bool,
-    /// Cut a prompt that is longer than the context, instead of refusing it
+    /// Cut a prompt that leaves no room in the context for --max-tokens (or for half of it, if they
+    /// are more than the context), instead of refusing one that is longer than the context
     #[arg(long, value_enum, value_name = "SIDE")]
     pub truncate_prompt: Option<Side>,
     /// Let names of control tokens in the prompt stand for them, as chat templates write them;
@@ -90,7 +92,7 @@ pub struct GenerateArgs {
     /// The true continuation: shows, step by step, what the model predicts on it and on its own
     /// prefix, and where they part
     #[arg(long, value_name = "TEXT", conflicts_with_all = [
-        "search", "n", "stream", "max_tokens", "from_logits", "compare_presets",
+        "search", "n", "stream", "max_tokens", "stop", "from_logits", "compare_presets",
     ])]
     pub teacher: Option<String>,
     /// Search instead of drawing
@@ -107,25 +109,38 @@ pub struct GenerateArgs {
     pub kv: KvArgs,
     /// Instead of a model: logits or probabilities in a JSON array, or an object with `logits` or
     /// `probs` and, if wanted, `tokens` (their texts)
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = [
+        "search", "n", "stream", "max_tokens", "first_sequence", "stop", "eos", "ignore_eos",
+        "ban_unk", "truncate_prompt", "control_tokens", "threads",
+    ])]
     pub from_logits: Option<PathBuf>,
     /// With --from-logits: the uniform number in [0, 1) instead of one from the seed
     #[arg(
         long,
         value_name = "U",
         allow_negative_numbers = true,
-        conflicts_with = "seed",
+        conflicts_with_all = ["seed", "model"],
         requires = "from_logits"
     )]
     pub draw: Option<f64>,
     /// With --from-logits: step of the sequence, from 0; the uniform number depends on it
-    #[arg(long, default_value_t = 0, requires = "from_logits")]
+    #[arg(long, default_value_t = 0, requires = "from_logits", conflicts_with = "model")]
     pub step: u64,
-    /// With --from-logits: tokens so far, for the penalties
-    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "from_logits")]
+    /// With --from-logits: tokens generated so far, for the penalties (all of them count as
+    /// generated, none as prompt)
+    #[arg(
+        long,
+        value_name = "IDS",
+        value_delimiter = ',',
+        requires = "from_logits",
+        conflicts_with = "model"
+    )]
     pub history: Vec<u32>,
     /// Show what the same settings keep of the next token under every preset
-    #[arg(long, conflicts_with_all = ["rules", "preset", "explain", "search", "n", "stream"])]
+    #[arg(long, conflicts_with_all = [
+        "rules", "preset", "explain", "search", "n", "stream", "max_tokens", "first_sequence", "stop",
+        "eos", "ignore_eos",
+    ])]
     pub compare_presets: bool,
     /// The settings
     #[command(flatten)]
@@ -152,7 +167,12 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
 
 fn given_logits(args: &GenerateArgs, file: &Path) -> Result<(), CliError> {
     let given = Given::open(file).map_err(from_logits_error)?;
-    show_given(args, &given, file.display().to_string(), args.history.clone())
+    args.decoding.check(given.len()).map_err(from_logits_error)?;
+    from_logits::known("--history", &args.history, given.len()).map_err(from_logits_error)?;
+    let title = file.display().to_string();
+    show_given(args, &given, title, Vec::new()).map_err(from_logits_error)?;
+    given.note.iter().for_each(|note| term::note(note));
+    Ok(())
 }
 
 /// The rules on one row of logits, given or a model's.
@@ -160,20 +180,21 @@ fn show_given(
     args: &GenerateArgs,
     given: &Given,
     title: String,
-    history: Vec<u32>,
-) -> Result<(), CliError> {
+    prompt: Vec<u32>,
+) -> Result<(), FromLogitsError> {
     let args = FromLogitsArgs {
         title,
         draw: args.draw,
         seed: args.seed,
         step: args.step,
-        history,
+        prompt,
+        history: args.history.clone(),
         compare_presets: args.compare_presets,
         json: args.json,
         report: args.explain.clone().flatten(),
         decoding: args.decoding.clone(),
     };
-    from_logits::run(&args, given, &mut std::io::stdout().lock()).map_err(from_logits_error)
+    from_logits::run(&args, given, &mut std::io::stdout().lock())
 }
 
 fn from_logits_error(error: FromLogitsError) -> CliError {
@@ -187,11 +208,17 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
         Some(Side::Left) => Truncate::Left,
         Some(Side::Right) => Truncate::Right,
     };
+    let vocabulary = source.vocab_size();
+    args.decoding.check(vocabulary).map_err(from_logits_error)?;
+    from_logits::known("--eos", &args.eos, vocabulary).map_err(from_logits_error)?;
     let text = text_of(args.prompt.as_deref().unwrap_or_default())?;
     let ids = opened.encode(&text, args.control_tokens);
-    let bos = opened.tokenizer.specials().bos;
-    let prompt =
-        Prompt::from_ids(bos, ids, source.context_limit(), truncate).map_err(engine_error)?;
+    let bos = if ids.is_empty() { opened.begin } else { opened.tokenizer.specials().bos };
+    let limit = source.context_limit().map(|limit| match truncate {
+        Truncate::Never => limit,
+        Truncate::Left | Truncate::Right => room_for_prompt(limit, new_tokens(args, opened)),
+    });
+    let prompt = Prompt::from_ids(bos, ids, limit, truncate).map_err(engine_error)?;
     if prompt.dropped > 0 {
         term::note(&format!("note: {} tokens of the prompt were dropped", prompt.dropped));
     }
@@ -210,6 +237,22 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
     };
     let mut generator = Generator::new(source, &opened.tokenizer);
     show(args, &mut generator, &request, opened, &text)
+}
+
+/// New tokens that a cut prompt is to leave room for.
+fn new_tokens(args: &GenerateArgs, opened: &Opened) -> usize {
+    match &args.teacher {
+        None if args.compare_presets => 1,
+        None => args.max_tokens,
+        Some(truth) => opened.tokenizer.encode(truth).len(),
+    }
+}
+
+/// Tokens of a prompt that leave room for so many new ones, of which the last is not read; for half
+/// of the context if they are more than it.
+fn room_for_prompt(limit: usize, new_tokens: usize) -> usize {
+    let room = (limit + 1).saturating_sub(new_tokens).min(limit);
+    if room > 1 { room } else { limit.div_ceil(2) }
 }
 
 /// Generates and shows, in the way that was asked for.
@@ -260,7 +303,14 @@ fn presets_on_a_model(
     let tokens = (0..).take(row.len()).map(|id| opened.label(id)).collect();
     let mut args = args.clone();
     args.decoding.ban.extend(opened.never(args.ban_unk));
-    show_given(&args, &Given::of_model(row, tokens), opened.dir.display().to_string(), prompt)
+    let title = opened.dir.display().to_string();
+    // Here a row that is no row is the model's fault, not the user's.
+    show_given(&args, &Given::of_model(row, tokens), title, prompt).map_err(|error| match error {
+        FromLogitsError::Decode(source) => {
+            engine_error(engine::Error::Decode { sequence: 0, source })
+        }
+        other => from_logits_error(other),
+    })
 }
 
 /// The chain asked for, behind a ban of what never comes: padding and the beginning.

@@ -4,12 +4,12 @@ use super::summary;
 use crate::cmd::model::{Opened, engine_error};
 use crate::error::CliError;
 use crate::term;
-use decoding::{Counter, DecodeError, Draw, History, Row, Rule, Rules};
+use decoding::{Counter, DecodeError, Draw, History, Row};
 use engine::{Event, Generator, Request, Source};
 use explain::{
-    Colour, Continuation, MAX_SHOWN, Picture, Record, StepRecord, TeacherRecord, terminal,
+    Colour, Continuation, MAX_EXACT, MAX_SHOWN, Picture, Record, StepRecord, TeacherRecord,
+    at_temperature, terminal,
 };
-use std::io::IsTerminal;
 use std::path::Path;
 
 /// Generates one sequence and draws it.
@@ -19,7 +19,7 @@ pub fn explain<S: Source>(
     opened: &Opened,
     page: Option<&Path>,
 ) -> Result<(), CliError> {
-    let mut steps = Steps::new(request, opened);
+    let mut steps = Steps::new(request, opened, Detail::of(page));
     let done = generator.run(request, &mut |event| steps.note(event)).map_err(engine_error)?;
     match page {
         Some(path) => write(path, generator, steps, None)?,
@@ -36,18 +36,37 @@ pub fn explain<S: Source>(
     Ok(())
 }
 
+/// How much is kept of each step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Detail {
+    /// What a table shows.
+    Table,
+    /// What a page needs to choose again: other temperatures, and every logit where there is room.
+    Page,
+}
+
+impl Detail {
+    /// What this output needs.
+    pub fn of(page: Option<&Path>) -> Self {
+        page.map_or(Self::Table, |_| Self::Page)
+    }
+}
+
 /// The choices of one sequence, told in full as they come.
 pub struct Steps<'a> {
     request: &'a Request,
     opened: &'a Opened,
     steps: Vec<StepRecord>,
+    detail: Detail,
+    /// Single logits that may still be recorded.
+    room: usize,
     failed: Option<DecodeError>,
 }
 
 impl<'a> Steps<'a> {
     /// None yet.
-    pub fn new(request: &'a Request, opened: &'a Opened) -> Self {
-        Self { request, opened, steps: Vec::new(), failed: None }
+    pub fn new(request: &'a Request, opened: &'a Opened, detail: Detail) -> Self {
+        Self { request, opened, steps: Vec::new(), detail, room: MAX_EXACT, failed: None }
     }
 
     /// Tells one more choice, by the code that made it.
@@ -55,11 +74,19 @@ impl<'a> Steps<'a> {
         let history = History::new(&self.request.prompt, event.before);
         let draw = Draw::Counter(Counter { seed: self.request.seed, stream: event.sequence });
         let row = Row::Logits(event.logits);
-        match decoding::explain(&self.request.rules, row, &history, draw, event.step) {
-            Ok(told) => {
-                let label = |id| self.opened.label(id);
-                self.steps.push(StepRecord::new(event.step, &told, MAX_SHOWN, label));
+        let (rules, opened) = (&self.request.rules, self.opened);
+        let label = |id| opened.label(id);
+        let step = decoding::explain(rules, row, &history, draw, event.step).and_then(|told| {
+            let step = StepRecord::new(event.step, &told, MAX_SHOWN, label);
+            match self.detail {
+                Detail::Table => Ok(step),
+                Detail::Page => {
+                    step.exact(&told, &mut self.room).beside(rules, row, &history, label)
+                }
             }
+        });
+        match step {
+            Ok(step) => self.steps.push(step),
             Err(error) => self.failed = Some(error),
         }
     }
@@ -70,6 +97,12 @@ impl<'a> Steps<'a> {
             None => Ok((self.request, self.steps, self.opened)),
         }
     }
+}
+
+/// Text of every token, where a step holds its whole row.
+pub fn texts(steps: &[StepRecord], text: impl Fn(u32) -> String) -> Vec<String> {
+    let width = steps.iter().map(|step| step.row.len()).max().unwrap_or(0);
+    (0..).take(width).map(text).collect()
 }
 
 /// Refuses a page that is none, before anything runs: it is most likely a prompt.
@@ -96,6 +129,7 @@ pub fn write<S: Source>(
         title: opened.dir.display().to_string(),
         prompt: request.prompt.iter().map(|&id| opened.label(id)).collect(),
         rules: request.rules.chain().to_vec(),
+        texts: texts(&steps, |id| opened.label(id)),
         steps,
         continuations: continuations(generator, request)?,
         teacher,
@@ -111,7 +145,7 @@ fn continuations<S: Source>(
 ) -> Result<Vec<Continuation>, CliError> {
     let mut all = Vec::new();
     for (label, t) in [("greedy", 0.0), ("T = 0.5", 0.5), ("T = 1", 1.0), ("T = 2", 2.0)] {
-        let rules = at_temperature(&request.rules, t)?;
+        let rules = at_temperature(&request.rules, t).map_err(CliError::input)?;
         let request = Request { rules, ..request.clone() };
         let done = generator.run(&request, &mut |_| {}).map_err(engine_error)?;
         all.extend(done.into_iter().map(|one| Continuation {
@@ -123,23 +157,8 @@ fn continuations<S: Source>(
     Ok(all)
 }
 
-/// The chain with this temperature where its own stood, or before its filters.
-fn at_temperature(rules: &Rules, t: f64) -> Result<Rules, CliError> {
-    let mut chain = rules.chain().to_vec();
-    let is_temperature = |rule: &Rule| matches!(rule, Rule::Temperature { .. });
-    let place = chain.iter().position(is_temperature).unwrap_or_else(|| {
-        chain.iter().position(|rule| !rule.edits_logits()).unwrap_or(chain.len())
-    });
-    chain.retain(|rule| !is_temperature(rule));
-    chain.insert(place.min(chain.len()), Rule::Temperature { t });
-    Rules::new(chain).map_err(CliError::input)
-}
-
 /// 80 columns, and colours on a terminal.
 pub fn picture() -> Picture {
-    let colour = match std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
-        true => Colour::On,
-        false => Colour::Off,
-    };
+    let colour = if term::colours() { Colour::On } else { Colour::Off };
     Picture { colour, ..Picture::default() }
 }

@@ -1,12 +1,12 @@
 //! `autoreg replay`: runs a record again and compares to the bit.
 
 use super::record::{Record, SequenceRecord};
-use super::search;
+use super::{room_for_prompt, search};
 use crate::cmd::model::{Opened, engine_error};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
-use engine::Generator;
+use engine::{Generator, Source};
 use kernels::KvKind;
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let at = args.file.display();
     let text = std::fs::read_to_string(&args.file)
         .map_err(|e| CliError::input(format!("{at}: {e}; give what `generate --json` printed")))?;
-    let old: Record = serde_json::from_str(&text).map_err(|e| {
+    let old = recorded(&text).map_err(|e| {
         CliError::input(format!("{at}: {e}; expected what `generate --json` printed"))
     })?;
     let dir = args.model.as_deref().unwrap_or(old.model.path.as_ref());
@@ -51,6 +51,9 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         return Err(differ(what));
     }
     let source = opened.source(args.threads)?;
+    if !gives(&opened, &old, source.context_limit()) {
+        return Err(differ("the text of its prompt does not give the tokens of its prompt".into()));
+    }
     let mut generator = Generator::new(source, &opened.tokenizer);
     search::fit(&generator, &request, old.search.as_ref())?;
     let done = search::run(&mut generator, &request, old.search.as_ref(), &mut |_| {})
@@ -70,6 +73,36 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let tokens: usize = old.sequences.iter().map(|one| one.tokens.len()).sum();
     term::print(&format!("{} sequences, {tokens} tokens: the same\n", old.sequences.len()));
     Ok(())
+}
+
+/// The record, or the free side of what `generate --teacher --json` printed.
+fn recorded(text: &str) -> Result<Record, serde_json::Error> {
+    #[derive(serde::Deserialize)]
+    struct Taught {
+        free: Record,
+    }
+    let error = match serde_json::from_str::<Record>(text) {
+        Ok(record) => return Ok(record),
+        Err(error) => error,
+    };
+    let taught: Taught = serde_json::from_str(text).map_err(|_| error)?;
+    term::note(
+        "note: a record of --teacher; its free side, what the model writes alone, is repeated",
+    );
+    Ok(taught.free)
+}
+
+/// Whether the text of the prompt has the prompt's tokens behind `<bos>`, as plain text or with names
+/// of control tokens; a part of them where it was cut.
+fn gives(opened: &Opened, old: &Record, limit: Option<usize>) -> bool {
+    let (ids, bos) = (&old.prompt_ids[..], opened.begin);
+    let is_cut = limit.is_some_and(|limit| ids.len() == room_for_prompt(limit, old.max_tokens));
+    let behind = if bos.is_some() && ids.first().copied() == bos { &ids[1..] } else { ids };
+    [false, true].into_iter().any(|control_tokens| {
+        let all = opened.encode(&old.prompt, control_tokens);
+        let is_whole = all == behind || all == ids;
+        is_whole || is_cut && (all.starts_with(behind) || all.ends_with(behind))
+    })
 }
 
 /// What must be the same before anything runs.

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct SearchArgs {
     /// Look for the likeliest text with N hypotheses side by side, instead of drawing
     #[arg(long, value_name = "N", group = "search", conflicts_with_all = [
-        "stop", "stream", "explain", "greedy", "temperature", "top_k", "top_p", "min_p",
+        "stop", "stream", "explain", "greedy", "temperature", "top_k", "top_p", "min_p", "seed",
+        "first_sequence",
     ], value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub beam: Option<u16>,
     /// Draw N continuations and keep the best (of `--n`, the best so many)

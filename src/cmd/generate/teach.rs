@@ -10,6 +10,7 @@ use engine::{Forced, Generator, Request, Source, Teacher};
 use explain::{Predicted, TeacherRecord, TeacherStep, teacher_terminal};
 use serde::Serialize;
 use std::path::Path;
+use tokenizer::Utf8Stream;
 
 /// What `generate --teacher --json` prints: the record of the free side with the true one beside it.
 #[derive(Debug, Serialize)]
@@ -48,7 +49,7 @@ pub fn teach<S: Source>(
         ));
     }
     let alone = Request { sequences: 1, max_tokens: ids.len(), ..request.clone() };
-    let mut steps = pictures::Steps::new(&alone, opened);
+    let mut steps = pictures::Steps::new(&alone, opened, pictures::Detail::of(asked.page));
     let told = generator
         .teach(&alone, &ids, &mut |event| {
             if asked.page.is_some() {
@@ -56,32 +57,60 @@ pub fn teach<S: Source>(
             }
         })
         .map_err(engine_error)?;
-    let sides = sides(&told, opened);
+    let shown = sides(&told, |_, id| opened.label(id), |_, id| opened.label(id));
     if let Some(page) = asked.page {
-        pictures::write(page, generator, steps, Some(sides.clone()))?;
+        pictures::write(page, generator, steps, Some(shown.clone()))?;
     }
     if asked.json {
+        let sides = added(&told, &alone, opened);
         let mut free = Record::new(opened, &alone, None, asked.prompt)?;
         free.sequences = vec![SequenceRecord::new(told.free, &alone.stops)];
         let teacher = asked.truth.to_owned();
         term::print(&json(&Answer { teacher, sides, free })?);
     } else {
-        term::print(&teacher_terminal(&sides, picture()));
+        term::print(&teacher_terminal(&shown, picture()));
     }
     Ok(())
 }
 
-fn sides(told: &Teacher, opened: &Opened) -> TeacherRecord {
-    let predicted = |id: u32, logprob: f64| Predicted { id, text: opened.label(id), logprob };
-    let step = |(place, one): (usize, &Forced)| TeacherStep {
-        truth: predicted(one.truth.id, one.truth.logprob),
-        truth_rank: one.truth.rank,
-        forced: predicted(one.choice.id, one.choice.logprob),
-        free: told
-            .free
-            .tokens
-            .get(place)
-            .map(|token| predicted(token.choice.id, token.choice.logprob)),
+/// Both sides with the text that each token adds, as `generate --json` tells it.
+fn added(told: &Teacher, request: &Request, opened: &Opened) -> TeacherRecord {
+    let mut stream = Utf8Stream::new(&opened.tokenizer);
+    let mut pieces = Vec::new();
+    for one in &told.forced {
+        let [truth, chosen] = [one.truth.id, one.choice.id].map(|id| {
+            let ends = request.end.contains(&id);
+            if ends { String::new() } else { stream.clone().push(id) }
+        });
+        stream.push(one.truth.id);
+        pieces.push((truth, chosen));
+    }
+    let forced = |place: usize, id: u32| {
+        let (truth, chosen) = &pieces[place];
+        if id == told.forced[place].truth.id { truth.clone() } else { chosen.clone() }
+    };
+    sides(told, forced, |place, _| told.free.tokens[place].text.clone())
+}
+
+/// Both sides with texts: of a place and its token after the true prefix, and after its own.
+fn sides(
+    told: &Teacher,
+    forced: impl Fn(usize, u32) -> String,
+    free: impl Fn(usize, u32) -> String,
+) -> TeacherRecord {
+    let step = |(place, one): (usize, &Forced)| {
+        let forced = |id, logprob| Predicted { id, text: forced(place, id), logprob };
+        let own = told.free.tokens.get(place).map(|token| token.choice);
+        TeacherStep {
+            truth: forced(one.truth.id, one.truth.logprob),
+            truth_rank: one.truth.rank,
+            forced: forced(one.choice.id, one.choice.logprob),
+            free: own.map(|choice| Predicted {
+                id: choice.id,
+                text: free(place, choice.id),
+                logprob: choice.logprob,
+            }),
+        }
     };
     TeacherRecord {
         first_divergence: told.first_divergence,

@@ -1,7 +1,6 @@
 //! The findings for programs. Keys are stable.
 
-use super::{CONFIDENCE, Findings, Measure, Row, TITLE};
-use crate::Estimate;
+use super::{CONFIDENCE, Findings, Measure, Measured, Row, TITLE};
 use serde_json::{Map, Value, json};
 
 /// The findings as JSON.
@@ -17,6 +16,7 @@ pub fn json(found: &Findings) -> Value {
         "split": facts.split,
         "prompts": found.study.prompts.len(),
         "groups": found.num_groups(),
+        "note": found.note(),
         "prompt_tokens": facts.prompt_tokens,
         "max_tokens": facts.max_tokens,
         "seed": facts.seed,
@@ -38,8 +38,9 @@ fn row(row: &Row) -> Value {
     fields.insert("name".to_owned(), row.name.into());
     fields.insert("rule".to_owned(), row.rule.into());
     for measure in Measure::ALL {
-        let value = row.value(measure).map_or(Value::Null, |Estimate { mean, interval, .. }| {
-            json!({"mean": mean, "low": interval.low, "high": interval.high})
+        let value = row.value(measure).map_or(Value::Null, |Measured { mean, interval }| {
+            let [low, high] = [interval.map(|i| i.low), interval.map(|i| i.high)];
+            json!({"mean": mean, "low": low, "high": high})
         });
         fields.insert(measure.key().to_owned(), value);
     }
@@ -60,6 +61,13 @@ mod tests {
             }
         }
         assert_eq!(value["rows"][0]["ms_per_token"], Value::Null);
+        assert_eq!(value["note"], Value::Null);
+        let value = json(&Findings::new(&super::super::tests::one_group()));
+        for row in value["rows"].as_array().unwrap() {
+            assert_eq!(row["length_tokens"]["low"], Value::Null, "{row}");
+        }
+        assert!(value["note"].as_str().unwrap().contains("one group"));
+        let value = json(&Findings::new(&study));
         assert_eq!(value["rows"][1]["mean_logprob_nats"]["mean"], -0.5);
         assert_eq!(value["examples"][0]["texts"][0]["text"], "me me me");
     }

@@ -2,10 +2,26 @@
 //! groups of prompts serves all of them.
 
 use super::{CONFIDENCE, DRAWS, Text};
-use crate::Estimate;
 use crate::statistics::student::normal_quantile;
 use crate::statistics::{Bootstrap, Contrast, Interval, Metric, Panel};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A mean and what is known of its error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// The mean over all texts.
+    pub mean: f64,
+    /// Its interval; none where the texts that have the measure come from fewer than two groups,
+    /// because nothing then tells how another group would differ.
+    pub interval: Option<Interval>,
+}
+
+impl Measured {
+    /// Low and high end for a chart; the mean itself where there is no interval.
+    pub(super) fn ends(&self) -> (f64, f64) {
+        self.interval.map_or((self.mean, self.mean), |interval| (interval.low, interval.high))
+    }
+}
 
 /// A measure of what a rule writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +125,7 @@ impl Measure {
         texts: &[&Text],
         references: &[&Text],
         groups: &[u32],
-    ) -> Option<Estimate> {
+    ) -> Option<Measured> {
         if self == Measure::DistinctPooled {
             return pooled_distinct(texts, groups, 2);
         }
@@ -169,7 +185,7 @@ fn overlap(text: &[u32], truth: &[u32]) -> Option<f64> {
 }
 
 /// Σ above / Σ below, and its percentile interval under resampling of groups.
-fn bootstrap(parts: &[Parts], groups: &[u32]) -> Option<Estimate> {
+fn bootstrap(parts: &[Parts], groups: &[u32]) -> Option<Measured> {
     let mut sums: BTreeMap<u32, Parts> = BTreeMap::new();
     for ((above, below), group) in parts.iter().zip(groups).filter(|(parts, _)| parts.1 > 0.0) {
         let sum = sums.entry(*group).or_default();
@@ -179,17 +195,23 @@ fn bootstrap(parts: &[Parts], groups: &[u32]) -> Option<Estimate> {
     if above.is_empty() || !above.iter().all(|sum| sum.is_finite()) {
         return None;
     }
+    if above.len() < 2 {
+        return Some(Measured { mean: above[0] / below[0], interval: None });
+    }
     // What a panel calls nll is any sum above the one below.
     let panel = Panel { seeds: vec![0], deterministic: true, nll: vec![above], correct: vec![] };
     let contrast = Contrast { plus: 0, minus: None, metric: Metric::Loss };
     let drawn = Bootstrap { draws: DRAWS, seed: 0 }.run(&below, &[panel], &[contrast]);
     let draws = drawn.into_iter().next().flatten()?;
-    Some(Estimate { mean: draws.estimate, interval: draws.interval(CONFIDENCE), spread: None })
+    // Where all groups say the same, sums in another order miss the mean by a rounding.
+    let (mean, Interval { low, high }) = (draws.estimate, draws.interval(CONFIDENCE));
+    let interval = Interval { low: low.min(mean), high: high.max(mean) };
+    Some(Measured { mean, interval: Some(interval) })
 }
 
 /// Distinct runs of all texts together above all runs; the interval by leaving out one group at a
 /// time (the jackknife).
-fn pooled_distinct(texts: &[&Text], groups: &[u32], n: usize) -> Option<Estimate> {
+fn pooled_distinct(texts: &[&Text], groups: &[u32], n: usize) -> Option<Measured> {
     // For each run, the one group that has it, or none if several do.
     let mut owners: BTreeMap<&[u32], Option<u32>> = BTreeMap::new();
     let mut totals: BTreeMap<u32, usize> = BTreeMap::new();
@@ -205,6 +227,9 @@ fn pooled_distinct(texts: &[&Text], groups: &[u32], n: usize) -> Option<Estimate
         return None;
     }
     let mean = owners.len() as f64 / total as f64;
+    if totals.len() < 2 {
+        return Some(Measured { mean, interval: None });
+    }
     let mut own: BTreeMap<u32, usize> = BTreeMap::new();
     owners.values().flatten().for_each(|group| *own.entry(*group).or_default() += 1);
     let without = |(group, count): (&u32, &usize)| {
@@ -219,7 +244,7 @@ fn pooled_distinct(texts: &[&Text], groups: &[u32], n: usize) -> Option<Estimate
     let error = (squares * (count - 1.0).max(0.0) / count.max(1.0)).sqrt();
     let reach = normal_quantile((1.0 + CONFIDENCE) / 2.0) * error;
     let interval = Interval { low: (mean - reach).max(0.0), high: (mean + reach).min(1.0) };
-    Some(Estimate { mean, interval, spread: None })
+    Some(Measured { mean, interval: Some(interval) })
 }
 
 #[cfg(test)]
@@ -270,6 +295,22 @@ mod tests {
         assert!(Measure::Distinct2.estimate(&[&text], &[&text], &[0]).is_none());
     }
 
+    /// One group says nothing of how another would differ: a mean, and no interval.
+    #[test]
+    fn one_group_gives_no_interval() {
+        let text = |ids: &[u32]| Text { ids: ids.to_vec(), logprob: -1.0, ..Text::default() };
+        let texts = [text(&[1, 2, 3, 4, 5]), text(&[1, 1, 1, 1, 2])];
+        let texts: Vec<&Text> = texts.iter().collect();
+        for measure in Measure::ALL {
+            let interval = |groups: &[u32; 2]| {
+                measure.estimate(&texts, &texts, groups).map(|found| found.interval.is_some())
+            };
+            let has = (measure != Measure::Milliseconds).then_some(());
+            assert_eq!(interval(&[4, 4]), has.map(|()| false), "{measure:?}");
+            assert_eq!(interval(&[4, 5]), has.map(|()| true), "{measure:?}");
+        }
+    }
+
     /// The interval covers the true mean about as often as it says: lengths drawn at random.
     #[test]
     fn intervals_hold_what_they_promise() {
@@ -288,7 +329,8 @@ mod tests {
                 .collect();
             let texts: Vec<&Text> = texts.iter().collect();
             let groups: Vec<u32> = (0..60).collect();
-            let found = Measure::Length.estimate(&texts, &texts, &groups).unwrap().interval;
+            let found =
+                Measure::Length.estimate(&texts, &texts, &groups).unwrap().interval.unwrap();
             covered += u64::from(found.low <= 4.5 && 4.5 <= found.high);
         }
         assert!((180..=199).contains(&covered), "{covered} of {rounds}");

@@ -13,11 +13,12 @@ mod page;
 mod terminal;
 
 pub use json::json;
-pub use measures::Measure;
+pub use measures::{Measure, Measured};
 pub use page::html;
 pub use terminal::terminal;
 
-use crate::{Estimate, MachineAudit};
+use crate::MachineAudit;
+use crate::report::numbers::counted;
 
 /// What every form of the report is called.
 pub const TITLE: &str = "inference choices: same weights, different outputs";
@@ -118,12 +119,12 @@ pub struct Row<'a> {
     /// Which series it is; none for the reference.
     pub series: Option<usize>,
     /// The measures in the order of [`Measure::ALL`]; none where one means nothing.
-    values: Vec<Option<Estimate>>,
+    values: Vec<Option<Measured>>,
 }
 
 impl Row<'_> {
     /// A measure of this row.
-    pub fn value(&self, measure: Measure) -> Option<Estimate> {
+    pub fn value(&self, measure: Measure) -> Option<Measured> {
         self.values.get(measure as usize).copied().flatten()
     }
 }
@@ -166,15 +167,23 @@ impl<'a> Findings<'a> {
     fn lead(&self) -> String {
         let facts = &self.study.facts;
         format!(
-            "{} on {}, {} side: {} prompts of {} tokens in {} groups, {} new tokens at most, seed {}",
+            "{} on {}, {} side: {} of {} from {}, {} at most, seed {}",
             facts.model,
             facts.data,
             facts.split,
-            self.study.prompts.len(),
-            facts.prompt_tokens,
-            self.num_groups(),
-            facts.max_tokens,
+            counted(self.study.prompts.len(), "prompt"),
+            counted(facts.prompt_tokens, "token"),
+            counted(self.num_groups(), "group"),
+            counted(facts.max_tokens, "new token"),
             facts.seed
+        )
+    }
+
+    /// Why there are no intervals, if there are none.
+    fn note(&self) -> Option<&'static str> {
+        (self.num_groups() < 2).then_some(
+            "no intervals: all prompts come from one group, which says nothing of how another would \
+             differ; give more --prompts, or data with more groups on this side",
         )
     }
 
@@ -233,6 +242,13 @@ pub(crate) mod tests {
         }
     }
 
+    /// The same with all prompts in one group.
+    pub fn one_group() -> Study {
+        let mut study = study();
+        study.prompts.iter_mut().for_each(|prompt| prompt.group = 3);
+        study
+    }
+
     #[test]
     fn rows_are_the_reference_and_the_rules() {
         let study = study();
@@ -250,7 +266,8 @@ pub(crate) mod tests {
         assert_eq!(found.rows[0].values.len(), Measure::ALL.len());
         assert_eq!(mean(1, Measure::LogProbability), Some(-0.5));
         let mixed = found.rows[3].value(Measure::LogProbability).unwrap();
-        assert!(mixed.interval.low < mixed.mean && mixed.mean < mixed.interval.high, "{mixed:?}");
-        assert!(found.lead().contains("10 prompts of 3 tokens in 5 groups"), "{}", found.lead());
+        let interval = mixed.interval.unwrap();
+        assert!(interval.low < mixed.mean && mixed.mean < interval.high, "{mixed:?}");
+        assert!(found.lead().contains("10 prompts of 3 tokens from 5 groups"), "{}", found.lead());
     }
 }

@@ -76,6 +76,7 @@ fn table(found: &Findings) -> Markup {
                     }
                 }
             }
+            @if let Some(note) = found.note() { p class="note" { strong { "Note: " } (note) "." } }
             p class="note" {
                 "Under each mean its " (format!("{:.0} %", 100.0 * CONFIDENCE))
                 " interval. The reference is what the messages truly go on with, scored by the same model."
@@ -90,7 +91,10 @@ fn cell(row: &Row, measure: Measure) -> Markup {
         td data-label=(measure.heading()) {
             @if let Some(value) = row.value(measure) {
                 span { (minus(&fixed(value.mean, decimals))) }
-                small { (minus(&bracket(value.interval, decimals))) }
+                small {
+                    @if let Some(interval) = value.interval { (minus(&bracket(interval, decimals))) }
+                    @else { "–" }
+                }
             } @else { span { "–" } }
         }
     }
@@ -148,8 +152,8 @@ fn scatter(found: &Findings) -> Option<Markup> {
         Some(Point {
             series: row.series,
             name: row.name.to_owned(),
-            x: (x.mean, (x.interval.low, x.interval.high)),
-            y: (y.mean, (y.interval.low, y.interval.high)),
+            x: (x.mean, x.ends()),
+            y: (y.mean, y.ends()),
         })
     };
     Points {
@@ -169,7 +173,7 @@ fn intervals(found: &Findings, measure: Measure) -> Option<Markup> {
             note: minus(&fixed(value.mean, measure.decimals())),
             series: row.series,
             mean: value.mean,
-            interval: (value.interval.low, value.interval.high),
+            interval: value.ends(),
             dots: Vec::new(),
         })
     };
@@ -216,7 +220,7 @@ fn method(found: &Findings) -> Markup {
                 }
             }
             ul class="method" {
-                li { "Every rule continues the same prompts, the first " (facts.prompt_tokens) " tokens of messages that the model was not trained on, with the same uniform numbers." }
+                li { "Every rule continues the same prompts, the first " (facts.prompt_tokens) " tokens of messages that the model was not trained on, with the same uniform numbers. Prompts are drawn evenly over groups: no group gives a second before each has given one." }
                 li { "Intervals resample groups of prompts with replacement; the one of distinct-2 over all texts leaves out one group at a time, because a resample would count copies." }
                 li { "Distinct-n: distinct runs of n tokens of a text above all its runs, mean over texts." }
                 li { "Log-probability: the model's own, before any rule, over all tokens and the end." }

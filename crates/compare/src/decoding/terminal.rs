@@ -3,6 +3,7 @@
 use super::{CONFIDENCE, Findings, Measure, TITLE};
 use crate::report::numbers::fixed;
 use crate::report::wrapped;
+use crate::statistics::Interval;
 
 /// Measures that 80 columns hold, and their short headings.
 const COLUMNS: [(Measure, &str); 8] = [
@@ -30,8 +31,8 @@ pub fn terminal(found: &Findings) -> String {
             let (decimals, value) = (measure.decimals(), row.value(measure));
             let mean = value.map_or("-".to_owned(), |value| fixed(value.mean, decimals));
             let reach = value.map_or(String::new(), |value| {
-                let half = (value.interval.high - value.interval.low) / 2.0;
-                format!("±{}", fixed(half, decimals))
+                let half = |i: Interval| format!("±{}", fixed((i.high - i.low) / 2.0, decimals));
+                value.interval.map_or("-".to_owned(), half)
             });
             values += &format!("{mean:>8}");
             reaches += &format!("{reach:>8}");
@@ -45,12 +46,24 @@ pub fn terminal(found: &Findings) -> String {
          nats a token. overlap: F1 with the true continuation. length: tokens.",
         100.0 * CONFIDENCE
     );
-    out + "\n\n" + &wrapped(&note, 80, "")
+    out += "\n\n";
+    if let Some(note) = found.note() {
+        out += &wrapped(&format!("note: {note}"), 80, "");
+    }
+    out + &wrapped(&note, 80, "")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_group_has_no_intervals_and_says_so() {
+        let text = terminal(&Findings::new(&super::super::tests::one_group()));
+        let table = text.split("\n\n").nth(1).unwrap();
+        assert!(!table.contains('±') && table.contains("       -"), "{text}");
+        assert!(text.contains("note: no intervals") && !text.contains("1 groups"), "{text}");
+    }
 
     #[test]
     fn it_fits_eighty_columns_and_shows_every_row() {

@@ -3,7 +3,7 @@
 use super::{
     group::{Key, Names, Threads, normal_subject},
     options::{GroupBy, Options},
-    spill::{Row, Spill, SpillWriter},
+    spill::{Spill, SpillWriter},
 };
 use crate::{
     Error,
@@ -12,19 +12,21 @@ use crate::{
     source::{Body, Columns, Record},
 };
 use sha2::{Digest, Sha256};
-use std::{collections::HashSet, path::Path};
+use std::{mem, path::Path};
 use tokenizer::{Words, lowercase_into};
 
 /// Stands for messages that lack what they are grouped by.
 const NO_GROUP: &str = "(none)";
+
+/// Places for hashes of texts seen lately; most duplicates end there and need no disk.
+const RECENT: usize = 1 << 15;
 
 /// Takes messages one by one.
 pub(super) struct Ingest<'o> {
     options: &'o Options,
     reader: MailReader,
     spill: SpillWriter,
-    rows: Vec<Row>,
-    seen: HashSet<u128>,
+    recent: Vec<u128>,
     names: Names,
     threads: Threads,
     pub(super) counts: MessageCounts,
@@ -35,9 +37,8 @@ pub(super) struct Ingest<'o> {
     plain: String,
 }
 
-/// What the first pass leaves: a row a message, texts on disk, the names of groups.
+/// What the first pass leaves: messages on disk, the names of groups.
 pub(super) struct Ingested {
-    pub(super) rows: Vec<Row>,
     pub(super) spill: Spill,
     pub(super) group_names: Vec<String>,
 }
@@ -53,10 +54,9 @@ impl<'o> Ingest<'o> {
             options,
             reader,
             spill: SpillWriter::create(dir)?,
-            rows: Vec::new(),
-            seen: HashSet::new(),
+            recent: vec![0; RECENT],
             names: Names::default(),
-            threads: Threads::default(),
+            threads: Threads::create(dir)?,
             counts: MessageCounts::default(),
             mended: Mended::default(),
             stripped: Stripped::default(),
@@ -105,21 +105,18 @@ impl<'o> Ingest<'o> {
             Quotes::Strip => strip(&mail.text, &mut self.stripped),
         };
         let hash = self.hash_of(&text);
-        let group = self.group_of(mail, columns, mailbox, hash as u64);
+        let group = self.group_of(mail, columns, mailbox, hash as u64)?;
         if self.plain.is_empty() {
             self.counts.empty += 1;
             return Ok(());
         }
-        if !self.seen.insert(hash) {
-            self.counts.duplicates += 1;
+        if mem::replace(&mut self.recent[hash as usize % RECENT], hash) == hash {
             return Ok(());
         }
         // `lower` is the text still, from the hash.
         let words = Words::new(&self.lower).take(self.options.max_len - 1).count();
         let tokens = (words + 2).min(self.options.max_len) as u32;
-        let offset = self.spill.push(&text)?;
-        self.rows.push(Row { offset, len: text.len() as u32, group, tokens });
-        Ok(())
+        self.spill.push(&text, hash, group, tokens)
     }
 
     /// A hash of the text but for case and white space.
@@ -136,10 +133,16 @@ impl<'o> Ingest<'o> {
         hash.iter().take(16).fold(0, |n, &byte| n << 8 | u128::from(byte))
     }
 
-    fn group_of(&mut self, mail: &Mail, columns: &Columns, mailbox: &str, text_hash: u64) -> u32 {
+    fn group_of(
+        &mut self,
+        mail: &Mail,
+        columns: &Columns,
+        mailbox: &str,
+        text_hash: u64,
+    ) -> Result<u32, Error> {
         let named =
             |name: &str| if name.is_empty() { NO_GROUP.to_owned() } else { name.to_owned() };
-        match &self.options.group_by {
+        Ok(match &self.options.group_by {
             GroupBy::Mailbox => self.names.id(columns.mailbox.as_deref().unwrap_or(mailbox)),
             GroupBy::Sender => self.names.id(&named(&mail.sender)),
             GroupBy::Field(_) => {
@@ -151,23 +154,26 @@ impl<'o> Ingest<'o> {
                 let ids = mail.message_id.iter().chain(&mail.references);
                 let ids = ids.map(|id| (Key::Id, id.as_str()));
                 let subject = (!subject.is_empty()).then_some((Key::Subject, subject.as_str()));
-                self.threads.add(ids.chain(subject), text_hash)
+                self.threads.add(ids.chain(subject), text_hash)?
             }
-        }
+        })
     }
 
-    /// Ends the pass: closes threads.
-    pub(super) fn finish(self) -> Result<(Ingested, Numbers), Error> {
-        let mut rows = self.rows;
-        let group_names = match self.options.group_by {
+    /// Ends the pass: closes threads, leaves out duplicates.
+    pub(super) fn finish(mut self) -> Result<(Ingested, Numbers), Error> {
+        let memory = self.options.memory;
+        let ingested = match self.options.group_by {
             GroupBy::Thread => {
-                let (ids, names) = self.threads.close();
-                rows.iter_mut().for_each(|row| row.group = ids[row.group as usize]);
-                names
+                let (threads, group_names) = self.threads.close(memory)?;
+                let spill = self.spill.finish(memory, |node| threads[node as usize])?;
+                Ingested { spill, group_names }
             }
-            _ => self.names.into_names(),
+            _ => Ingested {
+                spill: self.spill.finish(memory, |group| group)?,
+                group_names: self.names.into_names(),
+            },
         };
-        let ingested = Ingested { rows, spill: self.spill.finish()?, group_names };
+        self.counts.duplicates = self.counts.read - self.counts.empty - ingested.spill.len() as u64;
         let numbers = Numbers {
             counts: self.counts,
             mended: self.mended,

@@ -1,9 +1,11 @@
 //! From sources to a data set folder.
 //!
 //! Passes: read and clean (`ingest`), split the groups (`split`), find near-duplicates across sides
-//! (`near`), count and make the vocabulary, write ids, probe for leaks (`probe`). Cleaned texts wait on
-//! disk (`spill`); memory holds a few numbers a message. All is built in a folder beside the output
-//! and moved into place at the end, so the output is whole or not there.
+//! (`near`), count and make the vocabulary, write ids, probe for leaks (`probe`). Messages wait on
+//! disk (`spill`), and so does all that is known of them; tables of hashes are made for as much of the
+//! hash space at a time as [`Options::memory`] allows. So memory holds a bit a message, besides names
+//! of groups, words of the vocabulary and, for threads, what [`GroupBy::Thread`] says. All is built in
+//! a folder beside the output and moved into place at the end: the output is whole or not there.
 
 mod group;
 mod ingest;
@@ -22,6 +24,7 @@ pub use probe::RUN;
 
 use crate::{
     Error, Manifest, Side,
+    bits::Bits,
     manifest::{FORMAT, FORMAT_VERSION, NearReport, SourceInfo, VocabularyInfo},
     source::{Columns, Discovered, Record, TableOptions, discover, read_file},
     synthetic::Generator,
@@ -64,7 +67,8 @@ pub fn prepare(options: &Options, progress: &mut dyn Progress) -> Result<Report,
     };
     drop(counts);
     manifest.near_duplicates = plan.near_report(options);
-    write::write(&input.ingested, &plan, &tokenizer, staging.dir(), &mut manifest, progress)?;
+    let place = write::Place { dir: staging.dir(), memory: options.memory };
+    write::write(&input.ingested, &plan, &tokenizer, place, &mut manifest, progress)?;
     staging.commit()?;
     Ok(Report { dir: options.out.clone(), manifest })
 }
@@ -95,7 +99,7 @@ fn read_all(
     let (ingested, mut numbers) = ingest.finish()?;
     numbers.counts.doubtful_from_lines = sources.iter().map(|(_, doubtful)| doubtful).sum();
     let sources = sources.into_iter().map(|(info, _)| info).collect();
-    if ingested.rows.is_empty() {
+    if ingested.spill.len() == 0 {
         let counts = &numbers.counts;
         return Err(Error::Empty {
             read: counts.read,
@@ -189,9 +193,9 @@ struct Plan {
     /// The side of every group, by the index of the group.
     sides: Vec<Side>,
     /// Rows that stay out.
-    dropped: Vec<bool>,
-    in_valid: u64,
-    in_test: u64,
+    dropped: Bits,
+    /// Near-duplicates by side.
+    near: [u64; 3],
 }
 
 impl Plan {
@@ -203,8 +207,8 @@ impl Plan {
         NearReport {
             method: near::METHOD.into(),
             policy: options.near_duplicates,
-            in_valid: self.in_valid,
-            in_test: self.in_test,
+            in_valid: self.near[Side::Valid as usize],
+            in_test: self.near[Side::Test as usize],
         }
     }
 }
@@ -215,9 +219,11 @@ fn assign(
     staging: &Staging,
     progress: &mut dyn Progress,
 ) -> Result<Plan, Error> {
-    let rows = &ingested.rows;
     let mut weights = vec![0u64; ingested.group_names.len()];
-    rows.iter().for_each(|row| weights[row.group as usize] += u64::from(row.tokens));
+    for row in ingested.spill.rows() {
+        let row = row?;
+        weights[row.group as usize] += u64::from(row.tokens);
+    }
     let full: Vec<usize> = (0..weights.len()).filter(|&group| weights[group] > 0).collect();
     let groups: Vec<split::Sized<'_>> = full
         .iter()
@@ -227,21 +233,18 @@ fn assign(
     let mut sides = vec![Side::Train; weights.len()];
     full.iter().zip(chosen).for_each(|(&group, side)| sides[group] = side);
 
-    progress.begin(Stage::Compare, rows.len() as u64);
+    progress.begin(Stage::Compare, ingested.spill.len() as u64);
     let side_of = |row: &Row| sides[row.group as usize];
-    let near = near::find(rows, &ingested.spill, &side_of, staging.dir(), &mut |done| {
+    let mut tick = |done| {
         progress.done(done);
         stop_if_cancelled(progress)
-    })?;
-    let on = |side: Side| {
-        rows.iter().zip(&near).filter(|(row, near)| **near && side_of(row) == side).count() as u64
     };
-    let (in_valid, in_test) = (on(Side::Valid), on(Side::Test));
+    let near = near::find(&ingested.spill, &side_of, staging.dir(), options.memory, &mut tick)?;
     let dropped = match options.near_duplicates {
-        NearDuplicates::Drop => near,
-        NearDuplicates::Keep => vec![false; rows.len()],
+        NearDuplicates::Drop => near.rows,
+        NearDuplicates::Keep => Bits::default(),
     };
-    Ok(Plan { sides, dropped, in_valid, in_test })
+    Ok(Plan { sides, dropped, near: near.by_side })
 }
 
 fn count(
@@ -250,9 +253,9 @@ fn count(
     plan: &Plan,
     progress: &mut dyn Progress,
 ) -> Result<Counts, Error> {
-    progress.begin(Stage::Vocabulary, ingested.rows.len() as u64);
+    progress.begin(Stage::Vocabulary, ingested.spill.len() as u64);
     let mut counts = Counts::default();
-    ingested.spill.for_each(&ingested.rows, |i, row, text| {
+    ingested.spill.for_each(|i, row, text| {
         if plan.side(row) == Side::Train {
             match options.vocabulary {
                 VocabularyKind::Words => counts.add_words(text, options.max_len - 1),

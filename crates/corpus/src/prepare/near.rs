@@ -6,19 +6,17 @@
 //! in 3,000. Each candidate is then compared exactly, and counts from 0.8 on. Within a band, a message
 //! is compared with at most [`MAX_PAIRS`] of those that share its bucket.
 //!
-//! Memory: 12 bytes a message while one band is sorted; band hashes wait on disk.
+//! Band hashes wait on disk, with the side of their message; those of one band and one part of the
+//! hash space are sorted at a time. Memory: a bit a message, and one bucket is always held whole.
 
 use super::spill::{Row, Spill};
 use crate::{
     Error, Side,
-    error::IoContext,
+    bits::Bits,
     hash::{mix, quick},
+    scratch::{Scratch, ScratchWriter, part_of, parts},
 };
-use std::{
-    fs::File,
-    io::{BufReader, BufWriter, Read, Write},
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 use tokenizer::{Words, lowercase_into};
 
 const SHINGLE: usize = 5;
@@ -33,24 +31,35 @@ const MAX_PAIRS: usize = 64;
 pub(super) const METHOD: &str = "Jaccard similarity >= 0.8 of 5-word shingles (lower-cased, marks \
     left out); candidates by one-permutation MinHash, 20 bands of 5, then compared exactly";
 
-/// For every row whether it is a near-duplicate of a row on an earlier side.
+/// What was found.
+pub(super) struct Near {
+    /// For every row whether it is a near-duplicate of a row on an earlier side.
+    pub(super) rows: Bits,
+    /// How many there are on each side.
+    pub(super) by_side: [u64; 3],
+}
+
+/// Finds near-duplicates across sides, in tables of about `memory` bytes.
 pub(super) fn find(
-    rows: &[Row],
     spill: &Spill,
     side_of: &dyn Fn(&Row) -> Side,
     dir: &Path,
+    memory: usize,
     tick: &mut dyn FnMut(u64) -> Result<(), Error>,
-) -> Result<Vec<bool>, Error> {
-    let bands = write_bands(rows, spill, dir, tick)?;
-    let mut near = vec![false; rows.len()];
-    let mut finder = Finder { rows, spill, side_of, cached: None };
-    for path in &bands {
-        for bucket in buckets(&read_band(path, rows.len())?) {
-            finder.compare(bucket, &mut near)?;
+) -> Result<Near, Error> {
+    let near = Near { rows: Bits::new(spill.len()), by_side: [0; 3] };
+    let mut finder = Finder { spill, near, cached: None };
+    let (parts, room) = parts(spill.len(), size_of::<Entry>(), memory);
+    let mut entries = Vec::with_capacity(room);
+    for band in write_bands(spill, side_of, dir, tick)? {
+        for part in 0..parts {
+            read_band(&band, |hash| part_of(hash, parts) == part, &mut entries)?;
+            for bucket in entries.chunk_by(|a, b| a.hash == b.hash) {
+                finder.compare(bucket)?;
+            }
         }
-        std::fs::remove_file(path).at("remove", path)?;
     }
-    Ok(near)
+    Ok(finder.near)
 }
 
 /// The shingles of a text as hashes, in order, each once.
@@ -108,85 +117,76 @@ impl Signer {
     }
 }
 
-/// A file a band: a hash of 8 bytes a row, 0 for rows without shingles.
+/// A file a band: 8 bytes a row, of which 62 bits are the band's hash and 2 are the side, from 1. 0
+/// for rows without shingles.
 fn write_bands(
-    rows: &[Row],
     spill: &Spill,
+    side_of: &dyn Fn(&Row) -> Side,
     dir: &Path,
     tick: &mut dyn FnMut(u64) -> Result<(), Error>,
-) -> Result<Vec<PathBuf>, Error> {
-    let paths: Vec<PathBuf> = (0..BANDS).map(|band| dir.join(format!("band-{band}.tmp"))).collect();
-    let mut files = Vec::new();
-    for path in &paths {
-        files.push(BufWriter::with_capacity(1 << 14, File::create(path).at("create", path)?));
-    }
+) -> Result<Vec<Scratch>, Error> {
+    let create = |band| ScratchWriter::create(&dir.join(format!("band-{band}.tmp")));
+    let mut bands = (0..BANDS).map(create).collect::<Result<Vec<_>, _>>()?;
     let signer = Signer::new();
     let (mut lower, mut set) = (String::new(), Vec::new());
-    spill.for_each(rows, |i, _, text| {
+    spill.for_each(|i, row, text| {
         shingles(text, &mut lower, &mut set);
         let bins = signer.sign(&set);
-        for (band, file) in files.iter_mut().enumerate() {
-            let part = &bins[band * BAND_BINS..(band + 1) * BAND_BINS];
+        let side = side_of(row) as u64 + 1;
+        for (band, part) in bands.iter_mut().zip(bins.chunks_exact(BAND_BINS)) {
             let hash = part.iter().fold(0, |h: u64, &bin| mix(h.rotate_left(9) ^ bin));
-            let hash = if set.is_empty() { 0 } else { hash | 1 };
-            file.write_all(&hash.to_le_bytes()).at("write", &paths[band])?;
+            let hash = if set.is_empty() { 0 } else { hash & !3 | side };
+            band.push(&hash.to_le_bytes())?;
         }
         tick(i as u64)
     })?;
-    for (file, path) in files.iter_mut().zip(&paths) {
-        file.flush().at("write", path)?;
-    }
-    Ok(paths)
+    bands.into_iter().map(ScratchWriter::finish).collect()
 }
 
-/// A band's hashes with their rows, sorted.
-fn read_band(path: &Path, rows: usize) -> Result<Vec<(u64, u32)>, Error> {
-    let mut file = BufReader::with_capacity(1 << 16, File::open(path).at("open", path)?);
-    let mut band = Vec::with_capacity(rows);
-    let mut bytes = [0; 8];
-    for row in 0..rows {
-        file.read_exact(&mut bytes).at("read", path)?;
-        match u64::from_le_bytes(bytes) {
-            0 => {}
-            hash => band.push((hash, row as u32)),
+/// A row in a band.
+struct Entry {
+    hash: u64,
+    row: u32,
+    side: u8,
+}
+
+/// The entries of a band whose hash is wanted, sorted by hash, then row.
+fn read_band(
+    band: &Scratch,
+    wanted: impl Fn(u64) -> bool,
+    entries: &mut Vec<Entry>,
+) -> Result<(), Error> {
+    entries.clear();
+    for (row, bits) in band.records().enumerate() {
+        let bits = u64::from_le_bytes(bits?);
+        let hash = bits & !3;
+        if bits != 0 && wanted(hash) {
+            entries.push(Entry { hash, row: row as u32, side: (bits & 3) as u8 - 1 });
         }
     }
-    band.sort_unstable();
-    Ok(band)
-}
-
-/// Rows with the same hash, where there are several.
-fn buckets(band: &[(u64, u32)]) -> impl Iterator<Item = &[(u64, u32)]> {
-    band.chunk_by(|a, b| a.0 == b.0).filter(|bucket| bucket.len() > 1)
+    entries.sort_unstable_by_key(|entry| (entry.hash, entry.row));
+    Ok(())
 }
 
 struct Finder<'a> {
-    rows: &'a [Row],
     spill: &'a Spill,
-    side_of: &'a dyn Fn(&Row) -> Side,
+    near: Near,
     cached: Option<(u32, Vec<u64>)>,
 }
 
 impl Finder<'_> {
-    fn compare(&mut self, bucket: &[(u64, u32)], near: &mut [bool]) -> Result<(), Error> {
-        let side = |row: u32| (self.side_of)(&self.rows[row as usize]) as u8;
-        let least = bucket.iter().map(|&(_, row)| side(row)).min().unwrap_or(0);
-        let later: Vec<u32> = bucket
-            .iter()
-            .map(|b| b.1)
-            .filter(|&row| side(row) > least && !near[row as usize])
-            .collect();
-        for row in later {
-            let own = (self.side_of)(&self.rows[row as usize]) as u8;
-            let mut compared = 0;
-            for &(_, other) in bucket {
-                if (self.side_of)(&self.rows[other as usize]) as u8 >= own || compared == MAX_PAIRS
-                {
-                    continue;
-                }
-                compared += 1;
-                if self.similar(row, other)? {
-                    near[row as usize] = true;
+    /// Compares each row of a bucket with those on earlier sides.
+    fn compare(&mut self, bucket: &[Entry]) -> Result<(), Error> {
+        let least = bucket.iter().map(|entry| entry.side).min().unwrap_or(0);
+        for entry in bucket.iter().filter(|entry| entry.side > least) {
+            if self.near.rows.get(entry.row as usize) {
+                continue;
+            }
+            let earlier = bucket.iter().filter(|other| other.side < entry.side);
+            for other in earlier.take(MAX_PAIRS) {
+                if self.similar(entry.row, other.row)? {
+                    self.near.rows.set(entry.row as usize);
+                    self.near.by_side[entry.side as usize] += 1;
                     break;
                 }
             }
@@ -207,7 +207,7 @@ impl Finder<'_> {
 
     fn shingles_of(&self, row: u32) -> Result<Vec<u64>, Error> {
         let mut set = Vec::new();
-        shingles(&self.spill.text(&self.rows[row as usize])?, &mut String::new(), &mut set);
+        shingles(&self.spill.text(row as usize)?, &mut String::new(), &mut set);
         Ok(set)
     }
 }
@@ -237,14 +237,19 @@ mod tests {
     fn near(texts: &[(&str, Side)]) -> Vec<bool> {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = SpillWriter::create(dir.path()).unwrap();
-        let mut rows = Vec::new();
-        for (text, side) in texts {
-            let offset = writer.push(text).unwrap();
-            rows.push(Row { offset, len: text.len() as u32, group: *side as u32, tokens: 0 });
+        for (i, (text, side)) in texts.iter().enumerate() {
+            writer.push(text, i as u128, *side as u32, 0).unwrap();
         }
-        let spill = writer.finish().unwrap();
+        let spill = writer.finish(1 << 20, |group| group).unwrap();
         let side = |row: &Row| Side::ALL[row.group as usize];
-        find(&rows, &spill, &side, dir.path(), &mut |_| Ok(())).unwrap()
+        let find = |memory| {
+            let near = find(&spill, &side, dir.path(), memory, &mut |_| Ok(())).unwrap();
+            assert_eq!(near.by_side.iter().sum::<u64>(), near.rows.count());
+            (0..texts.len()).map(|i| near.rows.get(i)).collect::<Vec<_>>()
+        };
+        let found = find(1 << 20);
+        assert_eq!(found, find(32), "more passes change nothing");
+        found
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub enum GroupBy {
     Mailbox,
     /// The address in `From`.
     Sender,
-    /// What message ids, references and the normalised subject connect.
+    /// What message ids, references and the normalised subject connect. Finding threads takes memory
+    /// for a while: 4 bytes a message and about 70 a thread.
     Thread,
     /// A header, column or key.
     Field(String),
@@ -127,6 +128,9 @@ pub struct Options {
     pub quotes: Quotes,
     /// What happens to near-duplicates on two sides.
     pub near_duplicates: NearDuplicates,
+    /// Bytes that a table of hashes may take (duplicates, near-duplicates, leaks, threads). Less means
+    /// more passes over files and the same result.
+    pub memory: usize,
 }
 
 impl Options {
@@ -146,6 +150,7 @@ impl Options {
             max_len: 64,
             quotes: Quotes::default(),
             near_duplicates: NearDuplicates::default(),
+            memory: 16 << 20,
         }
     }
 
@@ -159,6 +164,9 @@ impl Options {
         if sum != 100 || self.split.contains(&0) {
             let found = self.split.map(|n| n.to_string()).join("/");
             return fail("split", found, "three shares above 0 that sum to 100, as 80/10/10");
+        }
+        if self.memory < 1 << 12 {
+            return fail("memory", self.memory.to_string(), "at least 4096 bytes");
         }
         if let Source::Synthetic(0) = self.source {
             return fail("messages", "0".into(), "at least one");

@@ -41,12 +41,6 @@ impl Staging {
 
     /// Moves the folder into its place.
     pub(super) fn commit(mut self) -> Result<(), Error> {
-        for entry in fs::read_dir(&self.dir).at("list", &self.dir)? {
-            let path = entry.at("list", &self.dir)?.path();
-            if path.extension().is_some_and(|extension| extension == "tmp") {
-                fs::remove_file(&path).at("remove", &path)?;
-            }
-        }
         check_place(&self.out, self.existing)?;
         let old = self.dir.with_extension("old");
         let replaced = self.out.exists();

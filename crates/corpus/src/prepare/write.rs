@@ -2,7 +2,8 @@
 
 use super::{Plan, Progress, Stage, ingest::Ingested, probe, stop_if_cancelled};
 use crate::{
-    Error, Manifest, Side, TokenFile, TokenWriter,
+    Error, Manifest, Side, TokenBody, TokenWriter,
+    bits::Bits,
     error::IoContext,
     hash::{hex, sha256_of},
 };
@@ -21,18 +22,26 @@ struct Group {
     tokens: u64,
 }
 
-/// Writes everything into `dir` and completes the manifest.
+/// Where to write, and with how much memory.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) dir: &'a Path,
+    pub(super) memory: usize,
+}
+
+/// Writes everything into a folder and completes the manifest.
 pub(super) fn write(
     ingested: &Ingested,
     plan: &Plan,
     tokenizer: &Tokenizer,
-    dir: &Path,
+    place: Place<'_>,
     manifest: &mut Manifest,
     progress: &mut dyn Progress,
 ) -> Result<(), Error> {
-    let (mut groups, index) = groups(ingested, plan);
+    let dir = place.dir;
+    let (mut groups, index) = groups(ingested, plan)?;
     let writers = encode(ingested, plan, tokenizer, dir, manifest, &index, &mut groups, progress)?;
-    finish_sides(writers, dir, groups.len() as u64, manifest)?;
+    finish_sides(writers, place, groups.len() as u64, manifest)?;
     manifest.groups = groups.len() as u64;
     manifest.groups_sha256 = write_groups(&groups, dir)?;
     for group in &groups {
@@ -47,10 +56,10 @@ pub(super) fn write(
 }
 
 /// Groups that have messages, by name; and where each group of the first pass is among them.
-fn groups(ingested: &Ingested, plan: &Plan) -> (Vec<Group>, Vec<u32>) {
+fn groups(ingested: &Ingested, plan: &Plan) -> Result<(Vec<Group>, Vec<u32>), Error> {
     let mut full = vec![false; ingested.group_names.len()];
-    for (row, dropped) in ingested.rows.iter().zip(&plan.dropped) {
-        full[row.group as usize] |= !dropped;
+    for (i, row) in ingested.spill.rows().enumerate() {
+        full[row?.group as usize] |= !plan.dropped.get(i);
     }
     let mut order: Vec<usize> = (0..full.len()).filter(|&group| full[group]).collect();
     order.sort_unstable_by(|&a, &b| ingested.group_names[a].cmp(&ingested.group_names[b]));
@@ -61,7 +70,7 @@ fn groups(ingested: &Ingested, plan: &Plan) -> (Vec<Group>, Vec<u32>) {
         let name = ingested.group_names[group].replace(['\t', '\n', '\r'], " ");
         groups.push(Group { side: plan.sides[group], name, messages: 0, tokens: 0 });
     }
-    (groups, index)
+    Ok((groups, index))
 }
 
 #[expect(clippy::too_many_arguments, reason = "one pass that fills all of them")]
@@ -83,12 +92,12 @@ fn encode(
     let specials = tokenizer.specials();
     let (bos, eos) = (specials.bos.unwrap_or(2), specials.eos.unwrap_or(3));
     let width = max_len.div_ceil(BINS).max(1);
-    progress.begin(Stage::Encode, ingested.rows.len() as u64);
+    progress.begin(Stage::Encode, ingested.spill.len() as u64);
     let mut ids = Vec::with_capacity(max_len);
-    ingested.spill.for_each(&ingested.rows, |i, row, text| {
+    ingested.spill.for_each(|i, row, text| {
         progress.done(i as u64);
         stop_if_cancelled(progress)?;
-        if plan.dropped[i] {
+        if plan.dropped.get(i) {
             manifest.messages.near_duplicates_dropped += 1;
             return Ok(());
         }
@@ -126,41 +135,49 @@ fn add_length(lengths: &mut Vec<(u32, u64)>, len: usize, width: usize, max_len: 
     }
 }
 
-/// Ends the token files, train first; the others after the probe against it.
+/// Ends the token files; valid and test after the probe against train.
 fn finish_sides(
     writers: [TokenWriter; 3],
-    dir: &Path,
+    place: Place<'_>,
     groups: u64,
     manifest: &mut Manifest,
 ) -> Result<(), Error> {
-    let all: u64 = Side::ALL.iter().map(|&side| manifest.side(side).tokens).sum();
-    let mut train: Option<TokenFile> = None;
-    for (side, mut writer) in Side::ALL.into_iter().zip(writers) {
-        let path = dir.join(side.file_name());
-        if writer.is_empty() {
-            return Err(Error::NothingNew { side: side.name() });
-        }
-        writer.finish(groups, &[])?;
-        let seen = match &train {
-            None => Vec::new(),
-            Some(train) => probe::seen_runs(train, &TokenFile::open(&path)?),
-        };
-        if !seen.is_empty() {
-            writer.finish(groups, &seen)?;
-        }
-        let info = manifest.side_mut(side);
-        info.seen_run = seen.iter().filter(|seen| **seen).count() as u64;
-        info.target_tokens = info.tokens - info.messages;
-        info.token_share = info.tokens as f64 / all as f64;
-        info.unk_rate = info.unk_targets as f64 / info.target_tokens.max(1) as f64;
-        info.file = side.file_name();
-        info.sha256 = sha256_of(fs::File::open(&path).at("open", &path)?).at("read", &path)?;
-        let file = TokenFile::open(&path)?;
-        info.body_sha256 = hex(file.body_sha256());
-        if side == Side::Train {
-            train = Some(file);
-        }
+    if let Some((side, _)) = Side::ALL.iter().zip(&writers).find(|(_, writer)| writer.is_empty()) {
+        return Err(Error::NothingNew { side: side.name() });
     }
+    let all: u64 = Side::ALL.iter().map(|&side| manifest.side(side).tokens).sum();
+    let [train, valid, test] = writers;
+    let train = train.end()?;
+    for (side, writer) in [(Side::Valid, valid), (Side::Test, test)] {
+        let body = writer.end()?;
+        let seen = probe::seen_runs(&train, &body, place.memory)?;
+        finish_side(side, body, &seen, groups, place.dir, manifest)?;
+    }
+    finish_side(Side::Train, train, &Bits::default(), groups, place.dir, manifest)?;
+    for side in Side::ALL {
+        let info = manifest.side_mut(side);
+        info.token_share = info.tokens as f64 / all as f64;
+    }
+    Ok(())
+}
+
+fn finish_side(
+    side: Side,
+    body: TokenBody,
+    seen: &Bits,
+    groups: u64,
+    dir: &Path,
+    manifest: &mut Manifest,
+) -> Result<(), Error> {
+    let body_sha256 = body.finish(groups, |i| seen.get(i))?;
+    let path = dir.join(side.file_name());
+    let info = manifest.side_mut(side);
+    info.seen_run = seen.count();
+    info.target_tokens = info.tokens - info.messages;
+    info.unk_rate = info.unk_targets as f64 / info.target_tokens.max(1) as f64;
+    info.file = side.file_name();
+    info.sha256 = sha256_of(fs::File::open(&path).at("open", &path)?).at("read", &path)?;
+    info.body_sha256 = hex(&body_sha256);
     Ok(())
 }
 

@@ -14,6 +14,8 @@ mod pack;
 mod product;
 mod quads;
 mod rows;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use pack::{QuantBlock, pack_panel, unpack_block};
 pub use product::{QuantMatrix, quant_matmul};

@@ -4,12 +4,18 @@
 //! for all of them. One row is bound by reading W, so what comes next is asked for ahead.
 
 use super::quads::{self, Quads};
-use super::rows::{Digits, RowBlock};
+use super::rows::{Digits, Place};
+#[cfg(target_arch = "x86_64")]
+use super::tiles::{self, Held};
 use super::{BLOCK, PANEL_ROWS, QuantKind, QuantRows, SUPER, Scales};
 use crate::Isa;
 use crate::lanes::Lanes;
 use crate::split::Split;
 use crate::team::Team;
+
+/// What the products of this processor hold: nothing.
+#[cfg(not(target_arch = "x86_64"))]
+enum Held {}
 
 /// Bytes that are asked for ahead of use.
 const AHEAD: usize = 8 << 10;
@@ -63,22 +69,20 @@ pub fn quant_matmul(
     team.tasks(groups * row_tasks, |task| {
         let (rows, panels_of) = (task % row_tasks, task / row_tasks);
         let last = x.rows.min((rows + 1) * TASK_ROWS);
-        for p in panels_of * group..count.min((panels_of + 1) * group) {
-            let mut row = rows * TASK_ROWS;
-            let from = p * PANEL_ROWS;
-            let width = PANEL_ROWS.min(n - from);
-            while row < last {
-                let m = match last - row {
-                    8.. => 8,
-                    4.. => 4,
-                    _ => 1,
-                };
+        let panels_of = panels_of * group..count.min((panels_of + 1) * group);
+        // These rows of x stay in the nearest cache while the panels pass.
+        let mut row = rows * TASK_ROWS;
+        while row < last {
+            let m = path.rows_at_a_time(last - row, x.digits);
+            let mut held = path.begin(kind, m, x.digits);
+            for p in panels_of.clone() {
+                let from = p * PANEL_ROWS;
+                let width = PANEL_ROWS.min(n - from);
                 let tile = Tile {
                     panel: panels[p * bytes..].as_ptr(),
                     cols,
-                    codes: x.codes[row * (x.codes.len() / x.rows)..].as_ptr(),
+                    x: x.place(row),
                     digits: x.digits,
-                    blocks: x.blocks[row * (cols / BLOCK)..].as_ptr(),
                     bias: if bias.is_empty() { bias } else { &bias[from..from + width] },
                     y: y.pointer().wrapping_add(row * y_stride + y_from + from),
                     y_stride,
@@ -86,20 +90,19 @@ pub fn quant_matmul(
                     first: row == 0,
                 };
                 // SAFETY: all lies inside the slices checked above; tasks write apart tiles.
-                unsafe { path.tile(kind, m, &tile) };
-                row += m;
+                unsafe { path.tile(kind, m, &tile, &mut held) };
             }
+            row += m;
         }
     });
 }
 
 /// A panel and some rows of x.
-struct Tile<'a> {
-    panel: *const u8,
-    cols: usize,
-    codes: *const i8,
+pub(super) struct Tile<'a> {
+    pub panel: *const u8,
+    pub cols: usize,
+    pub x: Place,
     digits: Digits,
-    blocks: *const RowBlock,
     bias: &'a [f32],
     y: *mut f32,
     y_stride: usize,
@@ -116,6 +119,9 @@ enum Path {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Vnni,
+    /// Tiles for eight rows of x and more, VNNI for fewer.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Path {
@@ -124,6 +130,7 @@ impl Path {
         {
             use std::arch::is_x86_feature_detected as has;
             match Isa::current() {
+                Isa::Amx => return Path::Amx,
                 Isa::Avx512 if has!("avx512vnni") => return Path::Vnni,
                 Isa::Avx512 | Isa::Avx2 if has!("f16c") => return Path::Avx2,
                 _ => {}
@@ -132,9 +139,49 @@ impl Path {
         Path::Plain
     }
 
-    unsafe fn tile(self, kind: QuantKind, m: usize, tile: &Tile) {
+    /// How many rows of x, of those left, go through a panel together.
+    fn rows_at_a_time(self, left: usize, digits: Digits) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if left >= 16 && self.has_tiles(16, digits) {
+            return 16;
+        }
+        let _ = digits;
+        match left {
+            8.. => 8,
+            4.. => 4,
+            _ => 1,
+        }
+    }
+
+    /// Whether so many rows of x go by tiles.
+    #[cfg(target_arch = "x86_64")]
+    fn has_tiles(self, m: usize, digits: Digits) -> bool {
+        matches!(self, Path::Amx) && digits == Digits::Two && m >= 8
+    }
+
+    /// What must be held while `m` rows of x are multiplied.
+    #[cfg(target_arch = "x86_64")]
+    fn begin(self, kind: QuantKind, m: usize, digits: Digits) -> Option<Held> {
+        // SAFETY: this path is taken where tiles are there.
+        self.has_tiles(m, digits).then(|| unsafe { Held::new(kind, m) })
+    }
+
+    /// Nothing need be held.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn begin(self, _: QuantKind, _: usize, _: Digits) -> Option<Held> {
+        None
+    }
+
+    unsafe fn tile(self, kind: QuantKind, m: usize, tile: &Tile, held: &mut Option<Held>) {
         #[cfg(target_arch = "x86_64")]
         {
+            #[target_feature(
+                enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"
+            )]
+            unsafe fn amx(kind: QuantKind, m: usize, tile: &Tile, held: &mut Held) {
+                // SAFETY: the caller keeps the tile's contract.
+                unsafe { tiles_by_kind(kind, m, tile, held) }
+            }
             #[target_feature(
                 enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"
             )]
@@ -147,9 +194,13 @@ impl Path {
                 // SAFETY: the caller keeps the tile's contract.
                 unsafe { by_kind::<quads::Avx2>(kind, m, tile) }
             }
+            if let Some(held) = held {
+                // SAFETY: tiles are held for these rows; the contract is the caller's.
+                return unsafe { amx(kind, m, tile, held) };
+            }
             match self {
                 // SAFETY: the processor has the instructions; the contract is the caller's.
-                Path::Vnni => return unsafe { vnni(kind, m, tile) },
+                Path::Amx | Path::Vnni => return unsafe { vnni(kind, m, tile) },
                 // SAFETY: as above.
                 Path::Avx2 => return unsafe { avx2(kind, m, tile) },
                 Path::Plain => {}
@@ -158,6 +209,23 @@ impl Path {
         // SAFETY: the plain level needs no instruction set; the contract is the caller's.
         unsafe { by_kind::<quads::Plain>(kind, m, tile) }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn tiles_by_kind(kind: QuantKind, m: usize, tile: &Tile, held: &mut Held) {
+    macro_rules! each {
+        ($($kind:ident)*) => {
+            match (kind, m) {
+                $(
+                    (QuantKind::$kind, 16) => tiles::panel::<16>(QuantKind::$kind, tile, held),
+                    (QuantKind::$kind, _) => tiles::panel::<8>(QuantKind::$kind, tile, held),
+                )*
+            }
+        };
+    }
+    // SAFETY: as the caller's. The kind is a constant in each branch.
+    unsafe { each!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K) }
 }
 
 #[inline(always)]
@@ -199,34 +267,91 @@ unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, digits: Digits, tile: 
     let blocks = tile.cols / BLOCK;
     // SAFETY: the tile's panel holds `blocks` blocks, x M rows of them, y M rows of `width`.
     unsafe {
-        let start = match tile.bias {
-            [] => Q::Lanes::splat(0.0),
-            bias => Q::Lanes::load_part(bias.as_ptr(), bias.len()),
-        };
-        let mut sums = [start; M];
+        let mut sums = [first_sums::<Q>(tile); M];
         let mut at = tile.panel;
-        let mut supers = [Q::Lanes::splat(0.0); 2];
+        let mut above = [Q::Lanes::splat(0.0); 2];
         for b in 0..blocks {
             if kind.super_bytes() > 0 && b % SUPER == 0 {
-                supers[0] = Q::halves(at);
-                if kind.scales() == Scales::Super {
-                    supers[1] = Q::halves(at.add(2 * PANEL_ROWS));
-                }
+                above = supers::<Q>(kind, at);
                 at = at.add(kind.super_bytes());
             }
-            if tile.first {
-                let mut ahead = 0;
-                while ahead < kind.block_bytes() {
-                    Q::Lanes::prefetch(at.wrapping_add(AHEAD + ahead).cast());
-                    ahead += 64;
-                }
-            }
-            block::<Q, M>(kind, digits, tile, at, b, supers, &mut sums);
+            ask_ahead::<Q>(kind, tile, at);
+            block::<Q, M>(kind, digits, tile, at, b, above, &mut sums);
             at = at.add(kind.block_bytes());
         }
-        for (m, sum) in sums.iter().enumerate() {
+        store_sums::<Q, M>(tile, &sums);
+    }
+}
+
+/// Asks for the block that stands so far after `at`, the first time that a panel is read.
+#[inline(always)]
+pub(super) fn ask_ahead<Q: Quads>(kind: QuantKind, tile: &Tile, at: *const u8) {
+    let mut ahead = 0;
+    while tile.first && ahead < kind.block_bytes() {
+        Q::Lanes::prefetch(at.wrapping_add(AHEAD + ahead).cast());
+        ahead += 64;
+    }
+}
+
+/// What a row's sums begin with: the bias.
+#[inline(always)]
+pub(super) unsafe fn first_sums<Q: Quads>(tile: &Tile) -> Q::Lanes {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        match tile.bias {
+            [] => Q::Lanes::splat(0.0),
+            bias => Q::Lanes::load_part(bias.as_ptr(), bias.len()),
+        }
+    }
+}
+
+/// Writes the sums of M rows to y.
+#[inline(always)]
+pub(super) unsafe fn store_sums<Q: Quads, const M: usize>(tile: &Tile, sums: &[Q::Lanes; M]) {
+    for (m, sum) in sums.iter().enumerate() {
+        // SAFETY: y holds M rows of `width`.
+        unsafe {
             let y = tile.y.add(m * tile.y_stride);
             if tile.width == PANEL_ROWS { sum.store(y) } else { sum.store_part(y, tile.width) }
+        }
+    }
+}
+
+/// The numbers of the super-block at `at`, where the kind has such.
+#[inline(always)]
+pub(super) unsafe fn supers<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q::Lanes; 2] {
+    // SAFETY: as the caller's.
+    unsafe {
+        let zero = Q::Lanes::splat(0.0);
+        match kind.scales() {
+            Scales::One | Scales::WithMin => [zero, zero],
+            Scales::Super => [Q::halves(at), Q::halves(at.add(2 * PANEL_ROWS))],
+            Scales::Sixteen => [Q::halves(at), zero],
+        }
+    }
+}
+
+/// What the dots of the block at `at` are multiplied by: the scale of all columns and the minimum,
+/// or the scales of the first and the second sixteen columns.
+#[inline(always)]
+pub(super) unsafe fn factors<Q: Quads>(
+    kind: QuantKind,
+    at: *const u8,
+    supers: [Q::Lanes; 2],
+) -> [Q::Lanes; 2] {
+    // SAFETY: as the caller's.
+    unsafe {
+        match kind.scales() {
+            Scales::One => [Q::halves(at), supers[1]],
+            Scales::WithMin => [Q::halves(at), Q::halves(at.add(2 * PANEL_ROWS))],
+            Scales::Super => {
+                let min = supers[1].mul(Q::bytes(at.add(PANEL_ROWS)));
+                [supers[0].mul(Q::bytes(at)), Q::Lanes::splat(0.0).sub(min)]
+            }
+            Scales::Sixteen => [
+                supers[0].mul(Q::signed_bytes(at)),
+                supers[0].mul(Q::signed_bytes(at.add(PANEL_ROWS))),
+            ],
         }
     }
 }
@@ -245,24 +370,13 @@ unsafe fn block<Q: Quads, const M: usize>(
     // SAFETY: as the caller's.
     unsafe {
         let steps = steps::<Q>(kind, at.add(kind.scale_bytes()));
-        let [scale, other] = match kind.scales() {
-            Scales::One => [Q::halves(at), supers[1]],
-            Scales::WithMin => [Q::halves(at), Q::halves(at.add(2 * PANEL_ROWS))],
-            Scales::Super => {
-                let min = supers[1].mul(Q::bytes(at.add(PANEL_ROWS)));
-                [supers[0].mul(Q::bytes(at)), Q::Lanes::splat(0.0).sub(min)]
-            }
-            Scales::Sixteen => [
-                supers[0].mul(Q::signed_bytes(at)),
-                supers[0].mul(Q::signed_bytes(at.add(PANEL_ROWS))),
-            ],
-        };
+        let [scale, other] = factors::<Q>(kind, at, supers);
         let bits = kind.zero_bits().unwrap_or_default();
         let centred = kind.zero_bits().is_some();
         for (m, sum) in sums.iter_mut().enumerate() {
-            let low = if digits == Digits::Two { tile.cols } else { 0 };
-            let x = tile.codes.add(m * (tile.cols + low) + b * BLOCK);
-            let row = &*tile.blocks.add(m * (tile.cols / BLOCK) + b);
+            let low = if digits == Digits::Two { tile.x.together * BLOCK } else { 0 };
+            let x = tile.x.codes.add(b * (tile.x.together * BLOCK + low) + m * BLOCK);
+            let row = &*tile.x.blocks.add(b * tile.x.together + m);
             let d = Q::Lanes::splat(row.scale);
             if kind.scales() == Scales::Sixteen {
                 let (first, second) = (row.half_sum, row.sum - row.half_sum);
@@ -331,7 +445,7 @@ unsafe fn digit_dots<Q: Quads>(
 
 /// The codes of a block, unpacked.
 #[inline(always)]
-unsafe fn steps<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q; 8] {
+pub(super) unsafe fn steps<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q; 8] {
     // SAFETY: as the caller's.
     unsafe {
         // Not by closures: they would not have the instruction set of the caller.
@@ -423,7 +537,7 @@ mod tests {
     #[test]
     fn products_are_those_of_the_values_and_the_same_bits_at_every_level() {
         let _level = crate::isa::hold();
-        let (n, cols, m) = (37, 512, 13);
+        let (n, cols, m) = (37, 512, 29);
         let x: Vec<f32> = (0..m * cols).map(|i| crate::normal(9, i as u64)).collect();
         let bias: Vec<f32> = (0..n).map(|i| crate::normal(8, i as u64)).collect();
         let digits = [Digits::One, Digits::Two];
@@ -455,14 +569,20 @@ mod tests {
     }
 
     fn code(x: &QuantRows, row: usize, column: usize) -> i32 {
-        let digit = |at: usize| i32::from(x.codes[at]);
+        let (place, index, within) = (x.place(row), column / BLOCK, column % BLOCK);
+        // SAFETY: inside the codes of the block.
+        let digit =
+            |line: usize| unsafe { *place.codes.add(line * BLOCK * place.together + within) };
         match x.digits {
-            Digits::One => digit(row * x.cols + column),
-            Digits::Two => {
-                let high = row * 2 * x.cols + column;
-                digit(high) * 128 + digit(high + x.cols)
-            }
+            Digits::One => digit(index).into(),
+            Digits::Two => i32::from(digit(2 * index)) * 128 + i32::from(digit(2 * index + 1)),
         }
+    }
+
+    fn scale(x: &QuantRows, row: usize, index: usize) -> f32 {
+        let place = x.place(row);
+        // SAFETY: inside the blocks.
+        unsafe { (*place.blocks.add(index * place.together)).scale }
     }
 
     /// y against sums in f64 over the values of W and of the rounded x.
@@ -474,7 +594,7 @@ mod tests {
                 for index in 0..cols / BLOCK {
                     let panel = &matrix.panels[o / PANEL_ROWS * kind.panel_bytes(cols)..];
                     let w = unpack_block(kind, panel, o % PANEL_ROWS, index).values(kind);
-                    let d = f64::from(x.blocks[r * (cols / BLOCK) + index].scale);
+                    let d = f64::from(scale(x, r, index));
                     for (i, w) in w.iter().enumerate() {
                         let x = d * f64::from(code(x, r, index * BLOCK + i));
                         right += f64::from(*w) * x;
@@ -499,11 +619,11 @@ mod tests {
             for (i, &value) in x.iter().enumerate() {
                 let largest =
                     x[i / BLOCK * BLOCK..][..BLOCK].iter().fold(0f32, |a, b| a.max(b.abs()));
-                let scale = rows.blocks[i / BLOCK].scale;
+                let scale = scale(&rows, 0, i / BLOCK);
                 assert!((scale - largest / most).abs() <= 1e-6 * scale);
                 assert!((value - scale * code(&rows, 0, i) as f32).abs() <= scale * 0.51);
             }
-            assert!((32..64).all(|i| code(&rows, 0, i) == 0) && rows.blocks[1].scale == 0.0);
+            assert!((32..64).all(|i| code(&rows, 0, i) == 0) && scale(&rows, 0, 1) == 0.0);
         }
     }
 

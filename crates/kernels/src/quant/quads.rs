@@ -133,6 +133,12 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in super::super) struct Vnni(__m512i);
 
+    impl Vnni {
+        /// Codes of 0.
+        // SAFETY: any bits are a register.
+        pub(in super::super) const ZERO: Vnni = unsafe { std::mem::zeroed() };
+    }
+
     // Functions, not closures: those would not have the instruction set of their caller.
 
     #[inline(always)]

@@ -1,0 +1,278 @@
+//! From what was measured to what limits it, what would change that, and whether a change worked.
+//!
+//! [`Evidence`] is read from a server's figures, a run folder, a ledger or a log; [`diagnose`] names
+//! the limiting resource with its evidence, the levers in order of predicted gain, and refuses those
+//! that cannot help; [`compare`] sets two against each other so that the parts add up. Nothing here
+//! asks a server: the text of its figures is given.
+
+mod compare;
+mod evidence;
+mod memory;
+mod prometheus;
+mod time;
+
+pub use compare::{Change, Comparison, compare};
+pub use evidence::{Evidence, Serving, Training};
+
+use crate::term::Terms;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Something to change.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// What, as it is typed where there is a flag.
+    pub change: String,
+    /// The resource that it relieves.
+    pub resource: String,
+    /// Seconds a request or a step that it is predicted to save, at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gain_seconds: Option<f64>,
+    /// Bytes that it is predicted to save.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gain_bytes: Option<u64>,
+    /// What it costs.
+    pub costs: String,
+    /// What to look at again.
+    pub recheck: String,
+}
+
+/// Something that would not help.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Refusal {
+    /// What.
+    pub change: String,
+    /// Why not.
+    pub why: String,
+}
+
+/// What limits, why, and what to do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Diagnosis {
+    /// Where the evidence came from.
+    pub source: String,
+    /// The limiting resource.
+    pub limiting_term: String,
+    /// In a sentence.
+    pub verdict: String,
+    /// The figures that say so.
+    pub evidence: Vec<String>,
+    /// Bytes by term, where they are known.
+    pub terms: Terms,
+    /// Their sum.
+    pub total_bytes: u64,
+    /// Whether it fits; a diagnosis has no budget.
+    pub fits: Option<bool>,
+    /// What to change, the largest predicted gain first.
+    pub levers: Vec<Advice>,
+    /// What not to change.
+    pub refused: Vec<Refusal>,
+}
+
+/// The limiting resource of what was measured: by time where times are known, else by memory.
+///
+/// # Errors
+/// Evidence in which nothing was done yet.
+pub fn diagnose(evidence: &Evidence) -> Result<Diagnosis, crate::Error> {
+    diagnose_knowing(evidence, None)
+}
+
+/// The same with what fewer bits were measured to cost: they may then be advised.
+///
+/// # Errors
+/// As [`diagnose`].
+pub fn diagnose_knowing(
+    evidence: &Evidence,
+    quality: Option<&Quality>,
+) -> Result<Diagnosis, crate::Error> {
+    let mut found = match (&evidence.serving, &evidence.training) {
+        (Some(serving), _) => time::serving(evidence, serving)?,
+        (None, Some(training)) => match time::training(training) {
+            Some(found) => found,
+            None => memory::training(evidence)?,
+        },
+        (None, None) => memory::ledger(evidence)?,
+    };
+    if let Some(quality) = quality {
+        fewer_bits(&mut found, evidence, quality);
+    }
+    let gain = |advice: &Advice| match (advice.gain_seconds, advice.gain_bytes) {
+        (Some(seconds), _) => seconds,
+        (None, bytes) => bytes.unwrap_or(0) as f64,
+    };
+    found.levers.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
+    Ok(Diagnosis {
+        source: evidence.source.clone(),
+        limiting_term: found.limiting.to_owned(),
+        verdict: found.verdict,
+        evidence: found.evidence,
+        terms: evidence.terms.clone(),
+        total_bytes: evidence.terms.total()?,
+        fits: None,
+        levers: found.levers,
+        refused: found.refused,
+    })
+}
+
+/// What other weights cost on a text: measured, the one against the other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Quality {
+    /// The model that is compared with.
+    pub original: String,
+    /// The model that would take its place.
+    pub instead: String,
+    /// The text.
+    pub text: String,
+    /// Tokens of it that were predicted.
+    pub tokens: u64,
+    /// Perplexity of the original.
+    pub perplexity: f64,
+    /// Perplexity of the other.
+    pub perplexity_instead: f64,
+    /// Mean divergence of the other's distribution from the original's, nats a token.
+    pub divergence_nats: f64,
+    /// Share of tokens at which both hold the same token most probable.
+    pub same_best_share: f64,
+    /// Bytes of the original's weights.
+    pub bytes: u64,
+    /// Bytes of the other's weights.
+    pub bytes_instead: u64,
+}
+
+impl Quality {
+    /// The cost in a sentence.
+    pub fn cost(&self) -> String {
+        format!(
+            "on {} tokens of {}: perplexity {:.3} instead of {:.3}, divergence {:.4} nats a token, \
+             the same best token at {:.1} %",
+            self.tokens,
+            self.text,
+            self.perplexity_instead,
+            self.perplexity,
+            self.divergence_nats,
+            100.0 * self.same_best_share
+        )
+    }
+}
+
+/// Turns the refusal of fewer bits, where only their cost was not known, into advice.
+fn fewer_bits(found: &mut Found, evidence: &Evidence, quality: &Quality) {
+    let is = |refusal: &Refusal| refusal.change == FEWER_BITS && refusal.why == QUALITY;
+    if !found.refused.iter().any(is) {
+        return;
+    }
+    found.refused.retain(|refusal| !is(refusal));
+    let change = format!("{} instead of {}", quality.instead, quality.original);
+    let saved = quality.bytes.saturating_sub(quality.bytes_instead);
+    let (costs, recheck) = (quality.cost(), "the answers, and the perplexity of more of your text");
+    match (&evidence.serving, saved) {
+        (_, 0) => found.refuse(&change, "its weights take no fewer bytes".to_owned()),
+        (Some(serving), saved) => {
+            let share = saved as f64 / quality.bytes.max(1) as f64;
+            found.quicker(&change, serving.decode_s * share, &costs, recheck);
+        }
+        (None, saved) => found.smaller(&change, saved, &costs, recheck),
+    }
+}
+
+/// The change that costs quality.
+const FEWER_BITS: &str = "weights in fewer bits";
+
+/// What a set of rules found.
+#[derive(Default)]
+struct Found {
+    limiting: &'static str,
+    verdict: String,
+    evidence: Vec<String>,
+    levers: Vec<Advice>,
+    refused: Vec<Refusal>,
+}
+
+impl Found {
+    fn say(&mut self, text: String) {
+        self.evidence.push(text);
+    }
+
+    fn refuse(&mut self, change: &str, why: String) {
+        self.refused.push(Refusal { change: change.to_owned(), why });
+    }
+
+    /// A lever on time.
+    fn quicker(&mut self, change: &str, seconds: f64, costs: &str, recheck: &str) {
+        self.levers.push(Advice {
+            change: change.to_owned(),
+            resource: self.limiting.to_owned(),
+            gain_seconds: Some(seconds),
+            gain_bytes: None,
+            costs: costs.to_owned(),
+            recheck: recheck.to_owned(),
+        });
+    }
+
+    /// A lever on memory; not kept where nothing would be saved.
+    fn smaller(&mut self, change: &str, bytes: u64, costs: &str, recheck: &str) {
+        if bytes == 0 {
+            return;
+        }
+        self.levers.push(Advice {
+            change: change.to_owned(),
+            resource: self.limiting.to_owned(),
+            gain_seconds: None,
+            gain_bytes: Some(bytes),
+            costs: costs.to_owned(),
+            recheck: recheck.to_owned(),
+        });
+    }
+}
+
+/// What quantising takes before it is advised.
+const QUALITY: &str = "not without its measured cost on your own text: give --original MODEL \
+    --instead MODEL --text FILE";
+
+/// The same for keys and values.
+const KV_QUALITY: &str = "this program keeps them as f32; of another server, not without its \
+    measured cost on your own text";
+
+/// A share in percent.
+fn percent(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
+}
+
+/// Seconds as milliseconds.
+fn ms(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1e3)
+}
+
+impl Diagnosis {
+    /// The diagnosis for a terminal.
+    pub fn text(&self) -> String {
+        let mut out = format!("limiting: {}\n", self.limiting_term);
+        out += &crate::wrapped("", &self.verdict);
+        out.push('\n');
+        self.evidence.iter().for_each(|line| out += &crate::wrapped("  ", line));
+        if self.total_bytes > 0 {
+            out.push('\n');
+            out += &crate::bars(&self.terms, self.total_bytes);
+        }
+        if !self.levers.is_empty() {
+            out += "\nwhat to change, the largest predicted gain first:\n";
+        }
+        for lever in &self.levers {
+            let gain = match (lever.gain_seconds, lever.gain_bytes) {
+                (Some(seconds), _) => format!("at most {} less", ms(seconds)),
+                (None, bytes) => format!("{} less", crate::both(bytes.unwrap_or(0))),
+            };
+            let _ = writeln!(out, "  {}", lever.change);
+            out += &crate::wrapped("      ", &format!("gain: {gain}; costs: {}", lever.costs));
+            out += &crate::wrapped("      ", &format!("recheck: {}", lever.recheck));
+        }
+        if !self.refused.is_empty() {
+            out += "\nwhat would not help:\n";
+        }
+        for refusal in &self.refused {
+            let _ = writeln!(out, "  {}", refusal.change);
+            out += &crate::wrapped("      ", &refusal.why);
+        }
+        out
+    }
+}

@@ -1,0 +1,42 @@
+//! Predictions before anything runs: bytes by term, seconds by a roofline, what fits and what to
+//! change; and diagnoses of what ran.
+//!
+//! Where this program runs a model itself, the list that allocates is the list that predicts
+//! ([`running`]). Formulas stand only where no such list exists: published models in other number
+//! formats, several ranks, adapters. Nothing here trains, serves, downloads or prints.
+
+mod activations;
+mod architecture;
+mod bars;
+mod config_json;
+pub mod diagnose;
+mod error;
+pub mod fleet;
+mod kind;
+mod machine;
+mod page;
+mod published;
+pub mod running;
+mod search;
+mod serve;
+mod state;
+mod term;
+pub mod tools;
+mod train;
+mod units;
+
+pub use activations::{Activations, Attention, layer_bytes_per_token};
+pub use architecture::{Architecture, Units};
+pub use bars::{bars, separated, text, wrapped};
+pub use error::Error;
+pub use kind::NumberKind;
+pub use machine::{Machine, Roofline, ServeTimes, TrainTimes, machines, serve_times, train_times};
+pub use page::{Sheet, page};
+pub use published::{Published, names};
+pub use search::{Candidate, Searched, fewest_ranks, largest_published, most, search};
+pub use serve::{ServeAsk, kv_bytes, serve};
+pub use state::{Layout, Optimizer, Precision, StateBytes};
+pub use term::{Lever, Prediction, Rank, Term, Terms};
+pub use tools::{Tool, ToolAnswer, ToolAsk, answer};
+pub use train::{Logits, TrainAsk, communication_bytes, lora_parameters, train};
+pub use units::{both, parse_bytes};

@@ -1,0 +1,144 @@
+'use strict';
+// The formulas of the plan, worked out again for what the sliders say.
+const $ = (id) => document.getElementById(id);
+const sheet = JSON.parse($('sheet').textContent);
+const COLOURS = ['#1f6fc0', '#c9793a', '#3a8f5c', '#8a5bb0', '#b3261e', '#7a8290', '#c2a11d', '#2a9aa8', '#d46a9b', '#556b2f'];
+const SVG = 'http://www.w3.org/2000/svg';
+const now = { ...sheet };
+
+const both = (bytes) => {
+  if (bytes >= 1e9) return `${(bytes / 1e9).toFixed(3)} GB (${(bytes / 2 ** 30).toFixed(3)} GiB)`;
+  if (bytes >= 1e6) return `${(bytes / 1e6).toFixed(3)} MB (${(bytes / 2 ** 20).toFixed(3)} MiB)`;
+  return bytes >= 1e4 ? `${(bytes / 1e3).toFixed(3)} kB (${(bytes / 1024).toFixed(3)} KiB)` : `${bytes} B`;
+};
+const stored = (values, kind) => {
+  const [block, bytes] = sheet.kinds.find(([name]) => name === kind)[1];
+  return Math.ceil(values / block) * bytes;
+};
+
+function serveTerms(s) {
+  const context = Math.ceil(s.context / s.page_tokens) * s.page_tokens;
+  const positions = s.far_layers * context + s.near_layers * Math.min(context, s.window);
+  const kept = s.engine || s.weights === sheet.weights;
+  return [
+    ['weights', kept ? s.weight_bytes : stored(s.parameters, s.weights)],
+    ['K/V cache', stored(positions * s.row * s.requests, s.kv)],
+    ['workspace', s.workspace.find(([requests]) => requests === s.requests)[1]],
+    ['runtime', s.runtime],
+  ];
+}
+
+function trainTerms(s) {
+  const bytes = s.precisions[s.precision];
+  const held = (n, from) => (s.zero >= from ? Math.ceil(n / s.ranks) : n);
+  const trained = s.adapters ?? s.parameters;
+  const frozen = s.adapters === null ? 0 : held(s.parameters, 3) * bytes.weights;
+  const wide = s.precision === 'f32' ? 2 : 1;
+  const how = s.activations.find(({ name }) => name === s.recompute);
+  const rows = ([a, b]) => wide * s.batch * (a * s.length + b * s.length * s.length);
+  const logits = s.whole ? s.batch * s.length : Math.min(s.batch * s.length, s.chunk);
+  const gradient = bytes.gradients * Math.min(s.units.largest, trained);
+  const gathered = bytes.weights * (s.units.largest + s.units.layer);
+  const sent = [Math.min(s.bucket, bytes.gradients * trained), Math.min(s.bucket, bytes.gradients * trained), gradient, gradient + gathered];
+  return [
+    ['weights', frozen + held(trained, 3) * bytes.weights],
+    ['master weights', held(trained, 1) * bytes.master],
+    ['gradients', held(trained, 2) * bytes.gradients],
+    ['optimizer', held(trained - s.single, 1) * bytes.moments + held(s.single, 1) * Math.min(bytes.moments, 4)],
+    ['activations', rows(how.kept)],
+    ['recomputed layer', rows(how.live)],
+    ['logits', 4 * logits * s.vocabulary],
+    ['communication', s.ranks === 1 ? 0 : sent[s.zero]],
+  ];
+}
+
+const termsOf = (s) => {
+  const all = { serve: serveTerms, train: trainTerms }[s.kind];
+  return all ? all(s).filter(([, bytes]) => bytes > 0) : sheet.terms.map((t) => [t.name, t.bytes]);
+};
+
+function element(parent, name, attributes, text) {
+  const made = parent.namespaceURI === SVG || name === 'svg' ? document.createElementNS(SVG, name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  parent.append(made);
+  return made;
+}
+
+function draw() {
+  const terms = termsOf(now);
+  const total = terms.reduce((sum, [, bytes]) => sum + bytes, 0);
+  const whole = Math.max(total, sheet.budget ?? 0, 1);
+  $('bars').replaceChildren();
+  const label = terms.map(([name, bytes]) => `${name} ${both(bytes)}`).join(', ');
+  const svg = element($('bars'), 'svg', { viewBox: '0 0 1000 72', preserveAspectRatio: 'none', role: 'img', 'aria-label': label });
+  let x = 0;
+  terms.forEach(([name, bytes], i) => {
+    const width = (1000 * bytes) / whole;
+    const part = element(svg, 'rect', { x, y: 8, width, height: 56, fill: COLOURS[i % COLOURS.length] });
+    element(part, 'title', {}, `${name}: ${both(bytes)}`);
+    x += width;
+  });
+  if (sheet.budget) {
+    const at = (1000 * sheet.budget) / whole;
+    element(svg, 'line', { class: 'budget', x1: at, x2: at, y1: 0, y2: 72 });
+  }
+  const over = sheet.budget ? total - sheet.budget : 0;
+  const judged = !sheet.budget ? '' : over > 0 ? `; ${both(over)} more than the budget` : `; fits, ${both(-over)} are left`;
+  $('verdict').textContent = `${both(total)} in all${judged}`;
+  $('verdict').classList.toggle('over', over > 0);
+  $('terms').replaceChildren();
+  terms.forEach(([name, bytes], i) => {
+    const row = element($('terms'), 'tr', {});
+    const cell = element(row, 'td', {});
+    element(cell, 'span', { class: 'key', style: `background:${COLOURS[i % COLOURS.length]}` });
+    cell.append(name);
+    element(row, 'td', {}, both(bytes));
+    element(row, 'td', {}, `${((100 * bytes) / Math.max(total, 1)).toFixed(1)} %`);
+  });
+  document.body.dataset.total = total;
+}
+
+/// A slider over a list of values, or a choice of words.
+function control(key, title, values) {
+  const label = element($('controls'), 'label', { for: key }, title);
+  const words = values.some((value) => typeof value === 'string');
+  if (words) {
+    const choice = element($('controls'), 'select', { id: key });
+    values.forEach((value) => element(choice, 'option', {}, value));
+    choice.value = now[key];
+    choice.addEventListener('input', () => { now[key] = choice.value; draw(); });
+    return;
+  }
+  const shown = element(label, 'output', { for: key }, now[key].toLocaleString('en'));
+  const range = element($('controls'), 'input', { id: key, type: 'range', min: 0, max: values.length - 1, step: 1, value: Math.max(0, values.indexOf(now[key])) });
+  range.addEventListener('input', () => {
+    now[key] = values[Number(range.value)];
+    shown.textContent = now[key].toLocaleString('en');
+    draw();
+  });
+}
+
+const powers = (from, to, own) => {
+  const all = new Set([own]);
+  for (let n = from; n <= to; n *= 2) all.add(n);
+  return [...all].sort((a, b) => a - b);
+};
+
+if (sheet.kind === 'serve') {
+  control('context', 'Tokens of context', powers(128, sheet.longest, sheet.context));
+  control('requests', 'Requests side by side', sheet.workspace.map(([requests]) => requests));
+  if (!sheet.engine) {
+    control('weights', 'Weights', sheet.kinds.map(([name]) => name));
+    control('kv', 'K/V', sheet.kinds.map(([name]) => name));
+  }
+} else if (sheet.kind === 'train') {
+  control('batch', 'Sequences at once', powers(1, 256, sheet.batch));
+  control('length', 'Tokens of each', powers(64, sheet.longest, sheet.length));
+  control('recompute', 'Computed again', sheet.activations.map(({ name }) => name));
+  control('precision', 'Precision', Object.keys(sheet.precisions));
+  control('zero', 'ZeRO stage', [0, 1, 2, 3]);
+  control('ranks', 'Ranks', powers(1, 1024, sheet.ranks));
+}
+document.querySelectorAll('.live').forEach((part) => { part.hidden = false; });
+draw();

@@ -1,0 +1,243 @@
+//! Predictions by the lists that allocate: what `autoreg serve` and `autoreg train` will take.
+
+use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
+use engine::serving::{Engine, Limits, NetworkExecutor};
+use ledger::{Account, Plan};
+use models::{Model, ModelConfig, Recompute, Runner, Workload};
+use train::{BatchShape, Recipe, TrainConfig, Trainer};
+
+/// Tokens of a page of K/V, as `autoreg serve` has them unless told otherwise.
+pub const PAGE_TOKENS: u64 = 16;
+
+/// What a process of this program takes beside its lists.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Runtime {
+    /// Program, libraries, stacks, tokenizer.
+    pub bytes: u64,
+}
+
+fn size(what: &'static str, n: u64) -> Result<usize, Error> {
+    usize::try_from(n).map_err(|_| Error::Overflow { what })
+}
+
+/// Sizes of pool and steps for so many sequences of so many tokens.
+///
+/// # Errors
+/// Sizes that do not fit into 64 bits.
+pub fn limits(architecture: &Architecture, ask: &ServeAsk) -> Result<Limits, Error> {
+    let what = "the K/V cache";
+    let pages = ask.context.div_ceil(PAGE_TOKENS);
+    let pages = pages.checked_mul(ask.requests).ok_or(Error::Overflow { what })?;
+    let (sequences, step) = (size(what, ask.requests)?, size(what, ask.step_tokens)?);
+    Ok(Limits {
+        pages: size(what, pages)?,
+        page_tokens: PAGE_TOKENS as usize,
+        step_tokens: step.max(sequences),
+        sequences,
+        shares: NetworkExecutor::shares(&architecture.config),
+        drafts: 0,
+    })
+}
+
+/// Workspace of a step, logits included, of the engine's lists; matrices that are packed for f32
+/// products count only where weights are f32.
+pub(crate) fn step_workspace(architecture: &Architecture, ask: &ServeAsk) -> Result<u64, Error> {
+    let rows = size("the workspace", ask.step_tokens.max(ask.requests))?;
+    let workload = Workload {
+        rows,
+        sequences: size("the workspace", ask.requests)?,
+        longest: size("the workspace", ask.context.min(1 << 30))?,
+        threads: size("the workspace", ask.threads)?,
+        training: false,
+    };
+    let config = &architecture.config;
+    let mut plan = Runner::plan(config, &workload).map_err(|e| architecture.error(e))?;
+    if ask.weights != crate::NumberKind::F32 {
+        plan.lines.retain(|line| line.name != "packed matrices");
+    }
+    let limits = Limits {
+        pages: 1,
+        page_tokens: 1,
+        step_tokens: rows,
+        sequences: workload.sequences,
+        shares: true,
+        drafts: 0,
+    };
+    plan.extend(Engine::plan(config.vocab_size(), &limits));
+    Ok(plan.total())
+}
+
+/// The lists of `autoreg serve`.
+///
+/// # Errors
+/// Numbers that make no network or do not fit into 64 bits.
+pub fn serve_plan(architecture: &Architecture, ask: &ServeAsk) -> Result<Plan, Error> {
+    let config = &architecture.config;
+    if let ModelConfig::Transformer(c) = config {
+        // The engine's lists multiply without a check.
+        let (requests, kind) = (ask.requests, crate::NumberKind::F32);
+        let context = ask.context.checked_next_multiple_of(PAGE_TOKENS);
+        let context = context.ok_or(Error::Overflow { what: "the K/V cache" })?;
+        let all = models::TransformerConfig { sliding_window: None, ..c.clone() };
+        crate::kv_bytes(&all, context, requests, kind)?;
+    }
+    let limits = limits(architecture, ask)?;
+    let threads = size("--threads", ask.threads)?;
+    let mut plan = Model::plan(config).map_err(|e| architecture.error(e))?;
+    plan.extend(NetworkExecutor::plan(config, &limits, threads)?);
+    plan.extend(Engine::plan(config.vocab_size(), &limits));
+    Ok(plan)
+}
+
+/// Serving a model with this program, once all pages are in use.
+///
+/// # Errors
+/// As [`serve_plan`].
+pub fn serve(
+    architecture: &Architecture,
+    ask: &ServeAsk,
+    runtime: Runtime,
+) -> Result<Prediction, Error> {
+    ask.check()?;
+    let plan = serve_plan(architecture, ask)?;
+    let mut terms = Terms::of_plan(&plan);
+    terms.add("runtime", runtime.bytes);
+    let model = (&architecture.name[..], architecture.parameters()?);
+    let mut prediction = Prediction::new(model, "the engine's lists", terms, ask.budget)?;
+    // While weights are read their file is mapped beside them; nothing else is there yet.
+    let reading = runtime.bytes + plan.of(Account::Weights) + architecture.file_bytes;
+    prediction.peak_bytes = Some(reading.max(prediction.total_bytes));
+    if reading > prediction.total_bytes {
+        prediction.notes.push(format!(
+            "while weights are read their file is mapped beside them: the process then shows {}, of \
+             which the file's {} can be reclaimed",
+            crate::both(reading),
+            crate::both(architecture.file_bytes)
+        ));
+    }
+    if let ModelConfig::Transformer(c) = &architecture.config {
+        prediction.kv_bytes_per_token =
+            Some(NetworkExecutor::bytes_per_token(&architecture.config));
+        if let Some(window) = &c.sliding_window {
+            prediction.notes.push(format!(
+                "{} layers see only the last {} tokens; their keys and values are kept all the same",
+                window.layers.len(),
+                window.tokens
+            ));
+        }
+    }
+    prediction.notes.extend(architecture.notes.iter().cloned());
+    let then = |other: ServeAsk| {
+        let plan = serve_plan(architecture, &other)?;
+        Ok(plan.total() + runtime.bytes)
+    };
+    let others = [
+        (ask.requests, "requests", "K/V cache", "throughput: the rest waits in the queue"),
+        (ask.context, "context", "K/V cache", "longer prompts are refused"),
+        (ask.step_tokens, "step-tokens", "workspace", "prompts in more steps"),
+    ];
+    let others = others.into_iter().filter(|(now, ..)| *now > 1).map(|(now, flag, term, costs)| {
+        let half = now / 2;
+        let other = match flag {
+            "requests" => ServeAsk { requests: half, ..*ask },
+            "context" => ServeAsk { context: half, ..*ask },
+            _ => ServeAsk { step_tokens: half, ..*ask },
+        };
+        (format!("--{flag} {half}"), term, costs, other)
+    });
+    let levers = levers(prediction.total_bytes, others, then)?;
+    prediction.set_levers(levers);
+    Ok(prediction)
+}
+
+/// What each of other settings would save.
+fn levers<A>(
+    total: u64,
+    others: impl Iterator<Item = (String, &'static str, &'static str, A)>,
+    then: impl Fn(A) -> Result<u64, Error>,
+) -> Result<Vec<Lever>, Error> {
+    let lever = |(change, term, costs, other): (String, &str, &str, A)| {
+        let total_bytes = then(other)?;
+        let saves_bytes = total.saturating_sub(total_bytes);
+        let (term, costs) = (term.to_owned(), costs.to_owned());
+        Ok(Lever { change, term, saves_bytes, total_bytes, costs })
+    };
+    others.map(lever).collect()
+}
+
+/// Whether a training is one that this program runs: f32, AdamW, one process, all weights.
+pub fn trains(ask: &TrainAsk) -> bool {
+    ask.precision == crate::Precision::F32
+        && ask.optimizer == crate::Optimizer::Adamw
+        && ask.layout.ranks == 1
+        && ask.layout.stage == 0
+        && ask.lora.is_none()
+}
+
+/// Training a model with this program.
+///
+/// # Errors
+/// Numbers that make no network or do not fit into 64 bits.
+pub fn train(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+    runtime: Runtime,
+) -> Result<Prediction, Error> {
+    ask.check(architecture)?;
+    let plan = train_plan(architecture, ask)?;
+    let mut terms = Terms::of_plan(&plan);
+    terms.add("runtime", runtime.bytes);
+    let model = (&architecture.name[..], architecture.parameters()?);
+    let mut prediction = Prediction::new(model, "the trainer's lists", terms, ask.budget)?;
+    prediction.notes.extend(architecture.notes.iter().cloned());
+    let (terms, total_bytes) = (prediction.terms.clone(), prediction.total_bytes);
+    prediction.ranks = vec![Rank { rank: 0, terms, total_bytes }];
+    prediction.communication_bytes_per_step = Some(0);
+    let again = |recompute: Recompute, costs| {
+        let change = format!("--recompute {}", recompute.name());
+        (change, "activations", costs, TrainAsk { recompute, ..*ask })
+    };
+    let mut others = vec![
+        again(Recompute::Attention, "attention's forward pass once more"),
+        again(Recompute::Layer, "a forward pass once more: about a third more arithmetic"),
+    ];
+    if ask.batch > 1 {
+        let batch = ask.batch.div_ceil(2);
+        let change = format!("--batch {batch}");
+        let costs = "smaller products; twice as many a step";
+        others.push((change, "activations", costs, TrainAsk { batch, ..*ask }));
+    }
+    let then = |other| Ok(train_plan(architecture, &other)?.total() + runtime.bytes);
+    let levers = levers(total_bytes, others.into_iter(), then)?;
+    prediction.set_levers(levers);
+    Ok(prediction)
+}
+
+/// The lists of `autoreg train`.
+fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error> {
+    let what = "activations";
+    let sequences = size(what, ask.batch)?;
+    let rows = ask.batch.checked_mul(ask.length).filter(|&rows| rows <= 1 << 30);
+    let Some(rows) = rows else {
+        return Err(Error::number("--batch × --length", "too many", "at most 2^30 tokens at once"));
+    };
+    let shape = BatchShape {
+        rows: size(what, rows)?,
+        longest: size(what, ask.length)? + 1,
+        sequences,
+        recompute: ask.recompute,
+    };
+    let recipe = Recipe { batch: sequences, micro_batch: sequences, ..Recipe::default() };
+    let config = TrainConfig { model: without_blocks(&architecture.config), train: recipe };
+    let threads = size("--threads", ask.threads)?;
+    Trainer::plan(&config, shape, threads).map_err(|e| architecture.error(e))
+}
+
+/// Training loads weights as floats.
+fn without_blocks(config: &ModelConfig) -> ModelConfig {
+    let mut config = config.clone();
+    if let ModelConfig::Transformer(c) = &mut config {
+        c.storage.clear();
+    }
+    config
+}

@@ -1,0 +1,195 @@
+//! `autoreg diagnose`: what limits what was measured, what would change it, whether a change worked.
+
+use crate::cmd::{json, quality};
+use crate::error::CliError;
+use crate::term;
+use clap::Args;
+use plan::diagnose::{Diagnosis, Evidence, compare, diagnose_knowing};
+use plan::{Prediction, Sheet};
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Arguments of `diagnose`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg diagnose http://127.0.0.1:8080          a live server: autoreg, vLLM or llama-server
+  autoreg diagnose runs/t1                        a run folder of `autoreg train`
+  autoreg diagnose runs/t1/ledger.json
+  autoreg diagnose before.prom --after after.prom what changed, in milliseconds and bytes that add up
+  autoreg diagnose http://127.0.0.1:8080 --original m-f16.gguf --instead m-q4.gguf --text mine.txt
+  autoreg plan train qwen3-8b --ranks 8 --json > plan.json; autoreg diagnose plan.json
+
+It names one limiting resource (queue, prefill compute, decode bandwidth, K/V pool, activations, optimizer
+state, logits, communication, data loading) with the figures that say so, then what to change in order of
+predicted gain, then what would not help and why. A saved page of figures comes from `curl URL/metrics`.")]
+pub struct DiagnoseArgs {
+    /// A server's URL, a run folder, a ledger.json, a plan's JSON, metrics.jsonl or a saved page of
+    /// figures
+    #[arg(value_name = "URL|RUN|LEDGER|LOG")]
+    source: String,
+    /// A second one, after a change: what became of the first
+    #[arg(long, value_name = "URL|RUN|LEDGER|LOG")]
+    after: Option<String>,
+    /// The model that runs, to measure what fewer bits cost before they are advised
+    #[arg(long, value_name = "MODEL", requires_all = ["instead", "text"], conflicts_with = "after")]
+    original: Option<PathBuf>,
+    /// The same model in fewer bits
+    #[arg(long, value_name = "MODEL", requires_all = ["original", "text"])]
+    instead: Option<PathBuf>,
+    /// Your own text, on which the two are compared: perplexity of both, divergence in nats a token
+    #[arg(long, value_name = "FILE", requires_all = ["original", "instead"])]
+    text: Option<PathBuf>,
+    /// A key that the server wants
+    #[arg(long, value_name = "KEY", env = "AUTOREG_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Also write the diagnosis as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Longest that a server may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of a page of figures.
+const MOST: u64 = 32 << 20;
+
+/// Diagnoses as told.
+pub fn run(args: &DiagnoseArgs) -> Result<(), CliError> {
+    let key = args.api_key.as_deref();
+    let evidence = open(&args.source, key)?;
+    let (text, value, found) = match &args.after {
+        None => {
+            let quality = match (&args.original, &args.instead, &args.text) {
+                (Some(original), Some(instead), Some(text)) => {
+                    Some(quality::measure(original, instead, text)?)
+                }
+                _ => None,
+            };
+            let found = diagnose_knowing(&evidence, quality.as_ref()).map_err(CliError::input)?;
+            (found.text(), json(&found)?, Some(found))
+        }
+        Some(after) => {
+            let after = open(after, key)?;
+            let found = compare(&evidence, &after).map_err(CliError::input)?;
+            (found.text(), json(&found)?, None)
+        }
+    };
+    if let Some(path) = &args.html {
+        write_page(path, &evidence, found.as_ref(), &text)?;
+    }
+    term::print(if args.json { &value } else { &text });
+    Ok(())
+}
+
+fn write_page(
+    path: &Path,
+    evidence: &Evidence,
+    found: Option<&Diagnosis>,
+    text: &str,
+) -> Result<(), CliError> {
+    let name = (&evidence.source[..], 0);
+    let terms = evidence.terms.clone();
+    let mut shown =
+        Prediction::new(name, "what was measured", terms, None).map_err(CliError::input)?;
+    if let Some(found) = found {
+        shown.notes.push(format!("limiting: {}; {}", found.limiting_term, found.verdict));
+    }
+    let page = plan::page(&shown, &Sheet::still(&shown), &format!("\n{text}"));
+    formats::replace_file(path, |file| file.write_all(page.as_bytes())).map_err(|e| {
+        CliError::input(format!("--html {}: {e}{}", path.display(), formats::hint(&e)))
+    })
+}
+
+fn open(source: &str, key: Option<&str>) -> Result<Evidence, CliError> {
+    if source.contains("://") {
+        return live(source, key);
+    }
+    Evidence::open(Path::new(source)).map_err(CliError::input)
+}
+
+/// A live server's figures; of this program's own also its ledger.
+fn live(url: &str, key: Option<&str>) -> Result<Evidence, CliError> {
+    let (host, path) = parts(url)?;
+    let text = get(url, &host, &path, key)?;
+    let mut evidence = Evidence::of_text(url, &text).map_err(CliError::input)?;
+    if text.contains("autoreg_memory_bytes")
+        && let Ok(ledger) = get(url, &host, "/ledger", key)
+        && let Ok(own) = Evidence::of_text(url, &ledger)
+    {
+        (evidence.terms, evidence.peak_bytes, evidence.pages) =
+            (own.terms, own.peak_bytes, own.pages);
+    }
+    Ok(evidence)
+}
+
+/// `host:port` and path of a URL.
+fn parts(url: &str) -> Result<(String, String), CliError> {
+    let bad = || {
+        CliError::input(format!(
+            "{url}: expected http://HOST[:PORT] of a server (this client speaks no TLS), or a file"
+        ))
+    };
+    let rest = url.strip_prefix("http://").ok_or_else(bad)?;
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let good = |c: char| c.is_ascii_alphanumeric() || ".:-_[]".contains(c);
+    if host.is_empty() || !host.chars().all(good) || path.contains(char::is_whitespace) {
+        return Err(bad());
+    }
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let host = if has_port { host.to_owned() } else { format!("{host}:80") };
+    let path = if path.is_empty() { "/metrics".to_owned() } else { format!("/{path}") };
+    Ok((host, path))
+}
+
+/// The body of an answer with status 200.
+fn get(url: &str, host: &str, path: &str, key: Option<&str>) -> Result<String, CliError> {
+    let failed = |e: std::io::Error| {
+        CliError::input(format!("{url}: {e}; is the server up, and is this its address?"))
+    };
+    let mut addresses = host.to_socket_addrs().map_err(failed)?;
+    let none = || failed(std::io::ErrorKind::AddrNotAvailable.into());
+    let address = addresses.next().ok_or_else(none)?;
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    let key = key.filter(|key| !key.contains(['\r', '\n']));
+    let key = key.map_or(String::new(), |key| format!("Authorization: Bearer {key}\r\n"));
+    // The older version of the protocol: the answer ends where the connection does.
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {host}\r\nAccept: */*\r\n{key}\r\n");
+    stream.write_all(request.as_bytes()).map_err(failed)?;
+    let mut bytes = Vec::new();
+    stream.take(MOST).read_to_end(&mut bytes).map_err(failed)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        return Err(CliError::input(format!("{url}: the answer is not HTTP")));
+    };
+    let status = head.split_whitespace().nth(1).unwrap_or_default();
+    if status != "200" {
+        return Err(CliError::input(format!("{url}: {path} answers with status {status}")));
+    }
+    Ok(body.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read() {
+        let of = |url| parts(url).ok();
+        let pair = |a: &str, b: &str| Some((a.to_owned(), b.to_owned()));
+        assert_eq!(of("http://a:8080"), pair("a:8080", "/metrics"));
+        assert_eq!(of("http://a/"), pair("a:80", "/metrics"));
+        assert_eq!(of("http://[::1]:9/x/y"), pair("[::1]:9", "/x/y"));
+        for bad in ["https://a", "http://", "ftp://a", "http://a b", "http://a/b c\r\nX: y"] {
+            assert!(
+                parts(bad).is_err_and(|e| e.code == 2 && e.message.contains("http://")),
+                "{bad}"
+            );
+        }
+    }
+}

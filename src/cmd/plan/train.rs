@@ -1,0 +1,460 @@
+//! `autoreg plan train`.
+
+use super::{Common, seconds, write_page};
+use crate::cmd::json;
+use crate::error::CliError;
+use crate::term;
+use clap::{Args, ValueEnum};
+use kernels::Team;
+use models::{ModelConfig, Recompute, RnnConfig, TransformerConfig};
+use plan::running::{self, Runtime};
+use plan::{
+    Architecture, Attention, Candidate, Layout, Logits, Optimizer, Precision, Prediction, Searched,
+    Sheet, StateBytes, Tool, ToolAsk, TrainAsk, TrainTimes, both, fewest_ranks, largest_published,
+    most, search, train_times,
+};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use train::{Recipe, TrainConfig, Trainer};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OptimizerName {
+    /// Two moments
+    Adamw,
+    /// One buffer for the layers' parameters, two moments for the rest
+    Muon,
+    /// One buffer
+    Momentum,
+    /// None
+    Sgd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PrecisionName {
+    /// 16-bit weights, FP32 master weights and gradients: 18 bytes a parameter with AdamW
+    Bf16,
+    /// FP32 throughout, as this program trains: 16 bytes
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AttentionName {
+    /// A running softmax over tiles, as this program has it: no scores are stored
+    Tiled,
+    /// All scores are stored
+    Stored,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogitsName {
+    /// 64 rows at a time, as this program makes them
+    Chunked,
+    /// All rows at once
+    Whole,
+}
+
+/// Arguments of `plan train`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  autoreg plan train qwen3-8b --batch 8 --length 2048 --recompute block --zero 2 --ranks 8
+  autoreg plan train qwen3-0.6b --budget 24GiB                 searches what fits, and says why not
+  autoreg plan train email-transformer --batch 64 --length 64  by the lists that train allocates by
+  autoreg plan train qwen3-8b --as accelerate                  another tool's figure, and why it differs
+  autoreg plan train 7.5e9 --as zero-paper --zero 2 --ranks 64
+
+A parameter in training takes 18 bytes: 2 as it is computed with, 4 as FP32 master, 4 of gradient, 8 of
+moments. Stage 1 shares master weights and moments out among ranks, stage 2 gradients too, stage 3 all.
+What a layer keeps for its backward pass comes on top and grows with --batch and --length; recomputation
+keeps less and computes it again.")]
+pub struct TrainArgs {
+    /// A published name, a config.json, a folder or a GGUF file; with --as also a number of parameters
+    model: String,
+    #[arg(long, value_enum, default_value = "adamw")]
+    optimizer: OptimizerName,
+    /// [default: bf16; f32 for the models of this program's own experiment]
+    #[arg(long, value_enum)]
+    precision: Option<PrecisionName>,
+    /// Sequences that a rank computes at once
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    batch: u64,
+    /// Tokens of each [default: 2048, or the model's limit]
+    #[arg(long, value_name = "N")]
+    length: Option<u64>,
+    /// Batches that an optimizer step adds up
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    accumulate: u64,
+    /// What the backward pass computes again: none, attention or block
+    #[arg(long, value_name = "WORD", value_parser = recompute, default_value = "none")]
+    recompute: Recompute,
+    #[arg(long, value_enum, default_value = "tiled")]
+    attention: AttentionName,
+    #[arg(long, value_enum, default_value = "chunked")]
+    logits: LogitsName,
+    /// Count dropout's masks
+    #[arg(long)]
+    dropout: bool,
+    /// ZeRO stage: what ranks share out
+    #[arg(long, value_name = "STAGE", default_value_t = 0)]
+    zero: u8,
+    /// Data-parallel processes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ranks: u64,
+    /// Train adapters of this rank on all matrices of the layers, and nothing else
+    #[arg(long, value_name = "RANK")]
+    lora: Option<u64>,
+    /// Workers of a rank [default: the processors this process may use]
+    #[arg(long, value_name = "N")]
+    threads: Option<u64>,
+    /// Bytes a second that a rank sends, like 1.25GB: adds communication to the times
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
+    network: Option<u64>,
+    /// Another tool's figure by its own formulas: deepspeed, zero-paper, megatron, accelerate or
+    /// eleuther
+    #[arg(long = "as", value_name = "TOOL", value_parser = tool)]
+    tool: Option<Tool>,
+    /// Bytes a parameter before sharing out, with --as megatron: 16, 18 or 20
+    #[arg(long, value_name = "N", requires = "tool")]
+    megatron_bytes: Option<u64>,
+    /// Keep the optimizer in host memory, with --as deepspeed
+    #[arg(long, requires = "tool")]
+    offload: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn recompute(word: &str) -> Result<Recompute, String> {
+    let found = Recompute::ALL.into_iter().find(|r| r.name() == word);
+    found.ok_or_else(|| "choose none, attention or block".to_owned())
+}
+
+fn tool(word: &str) -> Result<Tool, String> {
+    let found = Tool::ALL.into_iter().find(|tool| tool.name() == word);
+    found.ok_or_else(|| "choose deepspeed, zero-paper, megatron, accelerate or eleuther".to_owned())
+}
+
+/// Tokens of a sequence where nothing is said.
+const LENGTH: u64 = 2048;
+
+/// Plans as told.
+pub fn run(args: &TrainArgs) -> Result<(), CliError> {
+    if let (Some(tool), Some(parameters)) = (args.tool, bare_number(&args.model)) {
+        return by_number(args, tool, parameters);
+    }
+    let runtime = program(args)?;
+    let machine = args.common.machine()?;
+    let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
+    let mut ask = ask(args, &architecture);
+    ask.budget = args.common.budget_on(machine.as_ref());
+    if let Some(tool) = args.tool {
+        return as_tool(args, tool, &architecture, &ask);
+    }
+    let engine = architecture.runs_here && running::trains(&ask);
+    let plan = match engine {
+        true => running::train(&architecture, &ask, runtime),
+        false => plan::train(&architecture, &ask),
+    };
+    let plan = plan.map_err(CliError::input)?;
+    let is_transformer = matches!(architecture.config, ModelConfig::Transformer(_));
+    let found = match ask.budget {
+        Some(budget) if is_transformer => Some(Found::of(&architecture, &ask, budget)?),
+        _ => None,
+    };
+    let sent = plan.communication_bytes_per_step.unwrap_or(0);
+    let network = args.network.map(|bytes| bytes as f64);
+    let times = machine
+        .map(|machine| train_times(&architecture, &ask, sent, &machine, network))
+        .transpose()
+        .map_err(CliError::input)?;
+    let mut more = String::new();
+    found.iter().for_each(|f| more += &f.text(&ask));
+    times.iter().for_each(|t| more += &times_text(t));
+    if let Some(path) = &args.common.html {
+        let sheet = match engine {
+            true => Sheet::still(&plan),
+            false => Sheet::train(&architecture, &ask, &plan).map_err(CliError::input)?,
+        };
+        write_page(path, &plan::page(&plan, &sheet, &more))?;
+    }
+    if args.common.json {
+        term::print(&json(&as_json(&plan, found.as_ref(), times.as_ref())?)?);
+    } else {
+        term::print(&(plan::text(&plan) + &more));
+    }
+    Ok(())
+}
+
+fn ask(args: &TrainArgs, architecture: &Architecture) -> TrainAsk {
+    let own = architecture.name.starts_with("email-")
+        || matches!(architecture.config, ModelConfig::Rnn(_));
+    let precision = match args.precision {
+        Some(PrecisionName::Bf16) => Precision::Bf16,
+        Some(PrecisionName::F32) => Precision::F32,
+        None if own => Precision::F32,
+        None => Precision::Bf16,
+    };
+    let limit = architecture.config.context_limit().map_or(LENGTH, |limit| limit as u64);
+    TrainAsk {
+        optimizer: match args.optimizer {
+            OptimizerName::Adamw => Optimizer::Adamw,
+            OptimizerName::Muon => Optimizer::Muon,
+            OptimizerName::Momentum => Optimizer::Momentum,
+            OptimizerName::Sgd => Optimizer::Sgd,
+        },
+        precision,
+        batch: args.batch,
+        length: args.length.unwrap_or(LENGTH.min(limit)),
+        accumulate: args.accumulate,
+        recompute: args.recompute,
+        attention: match args.attention {
+            AttentionName::Tiled => Attention::Tiled,
+            AttentionName::Stored => Attention::Stored,
+        },
+        logits: match args.logits {
+            LogitsName::Chunked => Logits::Chunked,
+            LogitsName::Whole => Logits::Whole,
+        },
+        dropout: args.dropout,
+        layout: Layout { stage: args.zero, ranks: args.ranks },
+        lora: args.lora,
+        threads: args.threads.unwrap_or_else(|| Team::available() as u64),
+        budget: None,
+    }
+}
+
+/// What this very program holds beside a training: measured after a miniature has taken a step, as
+/// `autoreg train` measures it, and before anything else is done.
+fn program(args: &TrainArgs) -> Result<Runtime, CliError> {
+    let team = crate::cmd::team(args.threads.and_then(|n| usize::try_from(n).ok()))?;
+    let model = match args.model.contains("rnn") {
+        true => ModelConfig::Rnn(RnnConfig::email(64)),
+        false => ModelConfig::Transformer(TransformerConfig::email(64, 8)),
+    };
+    Trainer::warm_up(&TrainConfig { model, train: Recipe::default() }, &team);
+    Ok(Runtime { bytes: ledger::resident_bytes() })
+}
+
+/// What fits a budget.
+struct Found {
+    searched: Searched,
+    ranks: Option<(u64, u8)>,
+    length: Option<u64>,
+    batch: Option<u64>,
+    /// Name, parameters, bytes.
+    model: Option<(&'static str, u64, u64)>,
+    /// Parameters whose states alone fit.
+    parameters: Option<u64>,
+    budget: u64,
+}
+
+impl Found {
+    fn of(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Result<Found, CliError> {
+        let total = |ask: TrainAsk| plan::train(architecture, &ask).map(|plan| plan.total_bytes);
+        let limit = architecture.config.context_limit().map_or(1 << 22, |n| n as u64);
+        let other = |model: &Architecture| plan::train(model, ask).map(|plan| plan.total_bytes);
+        let all = || -> Result<Found, plan::Error> {
+            Ok(Found {
+                searched: search(architecture, ask, budget)?,
+                ranks: fewest_ranks(architecture, ask, budget)?,
+                length: most(limit, budget, |length| total(TrainAsk { length, ..*ask }))?,
+                batch: most(1 << 20, budget, |batch| total(TrainAsk { batch, ..*ask }))?,
+                model: largest_published(budget, other)?,
+                parameters: most(1 << 50, budget, |parameters| {
+                    let state = StateBytes::new(ask.precision, ask.optimizer);
+                    let mut terms = plan::Terms::default();
+                    ask.layout.states(parameters, 0, state, &mut terms)?;
+                    terms.total()
+                })?,
+                budget,
+            })
+        };
+        all().map_err(CliError::input)
+    }
+
+    fn text(&self, ask: &TrainAsk) -> String {
+        let told = |n: Option<u64>, what: &str| match n {
+            Some(n) => format!("{} {what}", plan::separated(n)),
+            None => "not one fits".to_owned(),
+        };
+        let mut out = format!("\nwithin {} a rank:\n", both(self.budget));
+        let longest = told(self.length, &format!("tokens, {} sequences at once", ask.batch));
+        let _ = writeln!(out, "  longest sequences      {longest}");
+        let batch = told(self.batch, &format!("of {} tokens", ask.length));
+        let _ = writeln!(out, "  most sequences         {batch}");
+        let ranks = self.ranks.map_or("more than 4,096".to_owned(), |(ranks, stage)| {
+            format!("{} at stage {stage}", plan::separated(ranks))
+        });
+        let _ = writeln!(out, "  fewest ranks           {ranks}");
+        if let Some((name, parameters, _)) = self.model {
+            let parameters = plan::separated(parameters);
+            let _ = writeln!(out, "  largest named model    {name}, {parameters} parameters");
+        }
+        let states = told(self.parameters, "parameters, states alone");
+        let _ = writeln!(out, "  largest model          {states}");
+        let fit = &self.searched.fit;
+        let _ = writeln!(out, "\n{} ways fit, the cheapest first:", fit.len());
+        let row = |c: &Candidate| {
+            let again = 100.0 * c.extra_compute_share;
+            let sent = match c.communication_bytes_per_token {
+                0.0 => String::new(),
+                bytes => format!(", {} sent a token", both(bytes as u64)),
+            };
+            let told = format!(
+                "{}; {again:.0} % more arithmetic{sent}; {}",
+                both(c.total_bytes),
+                c.reason
+            );
+            format!("  {}\n{}", c.flags, plan::wrapped("      ", &told))
+        };
+        fit.iter().take(SHOWN).for_each(|c| out += &row(c));
+        let fail = &self.searched.fail;
+        let _ = writeln!(out, "{} ways do not:", fail.len());
+        for c in fail.iter().take(SHOWN) {
+            let _ = writeln!(out, "  {}", c.flags);
+            out += &plan::wrapped("      ", &c.reason);
+        }
+        if fit.len() > SHOWN || fail.len() > SHOWN {
+            out += "--json lists them all\n";
+        }
+        out
+    }
+}
+
+/// Ways that the terminal shows of each kind.
+const SHOWN: usize = 8;
+
+fn times_text(times: &TrainTimes) -> String {
+    let mut out = format!("\non {}, a step:\n", times.machine);
+    out += &plan::wrapped("  ", &times.source);
+    let _ = writeln!(out, "  arithmetic             {}", seconds(times.compute_s));
+    let _ = writeln!(out, "  of it computed again   {}", seconds(times.recompute_s));
+    if let Some(s) = times.communication_s {
+        let _ = writeln!(out, "  communication          {}, not overlapped", seconds(s));
+    }
+    let _ = writeln!(
+        out,
+        "  in all                 {}: {:.1} tokens/s",
+        seconds(times.step_s),
+        times.tokens_per_second
+    );
+    out
+}
+
+fn as_json(
+    plan: &Prediction,
+    found: Option<&Found>,
+    times: Option<&TrainTimes>,
+) -> Result<Value, CliError> {
+    let mut value = serde_json::to_value(plan).map_err(CliError::failed)?;
+    if let Some(f) = found {
+        value["longest_sequence"] = f.length.into();
+        value["largest_batch"] = f.batch.into();
+        value["largest_parameters_states_alone"] = f.parameters.into();
+        value["fewest_ranks"] = match f.ranks {
+            Some((ranks, stage)) => json!({"ranks": ranks, "zero": stage}),
+            None => Value::Null,
+        };
+        value["largest_model"] = match f.model {
+            Some((name, parameters, bytes)) => {
+                json!({"name": name, "parameters": parameters, "total_bytes": bytes})
+            }
+            None => Value::Null,
+        };
+        value["fit"] = serde_json::to_value(&f.searched.fit).map_err(CliError::failed)?;
+        value["fail"] = serde_json::to_value(&f.searched.fail).map_err(CliError::failed)?;
+    }
+    if let Some(times) = times {
+        value["times"] = serde_json::to_value(times).map_err(CliError::failed)?;
+    }
+    Ok(value)
+}
+
+/// Another tool's figure beside ours.
+fn as_tool(
+    args: &TrainArgs,
+    tool: Tool,
+    architecture: &Architecture,
+    ask: &TrainAsk,
+) -> Result<(), CliError> {
+    let more = ToolAsk { megatron_bytes: args.megatron_bytes, offload: args.offload };
+    let answer = plan::answer(tool, architecture, ask, more).map_err(CliError::input)?;
+    if args.common.json {
+        term::print(&json(&answer)?);
+        return Ok(());
+    }
+    let mut text = format!(
+        "{} as {} counts it: {} parameters\n\n{}",
+        architecture.name,
+        answer.tool,
+        plan::separated(answer.parameters),
+        plan::bars(&answer.terms, answer.total_bytes)
+    );
+    if let Some(host) = answer.host_bytes {
+        let _ = writeln!(text, "and of the host's memory: {}", both(host));
+    }
+    let _ = writeln!(text, "ours for the same question: {}", both(answer.ours_bytes));
+    text += &plan::wrapped("", &format!("they differ because it counts so: {}", answer.why));
+    term::print(&text);
+    Ok(())
+}
+
+/// A number of parameters: 7500000000, 7.5e9 or 7.5B.
+fn bare_number(text: &str) -> Option<f64> {
+    let (number, factor) = match text.strip_suffix(['B', 'b']) {
+        Some(number) => (number, 1e9),
+        None => (text, 1.0),
+    };
+    let value = number.parse::<f64>().ok()? * factor;
+    (1.0..1e18).contains(&value).then_some(value)
+}
+
+/// A table of bytes a parameter needs no model.
+fn by_number(args: &TrainArgs, tool: Tool, parameters: f64) -> Result<(), CliError> {
+    let layout = Layout { stage: args.zero, ranks: args.ranks };
+    layout.check().map_err(CliError::input)?;
+    let ranks = args.ranks as f64;
+    let bytes = match tool {
+        Tool::ZeroPaper => plan::tools::zero_paper(parameters, ranks, args.zero),
+        Tool::Megatron => {
+            let whole = args.megatron_bytes.unwrap_or(18);
+            let shared = plan::tools::megatron(whole, ranks).ok_or_else(|| {
+                CliError::input(format!("--megatron-bytes {whole}: it must be 16, 18 or 20"))
+            })?;
+            parameters * if args.zero == 0 { whole as f64 } else { shared }
+        }
+        Tool::Accelerate => {
+            plan::tools::accelerate(parameters as u64, args.precision != Some(PrecisionName::F32))
+                as f64
+        }
+        Tool::Deepspeed if args.zero == 2 => {
+            plan::tools::deepspeed_2(parameters, ranks, args.offload).0
+        }
+        Tool::Deepspeed | Tool::Eleuther => {
+            return Err(CliError::input(format!(
+                "--as {}: it needs a model's shape here; give a name or a config.json",
+                tool.name()
+            )));
+        }
+    };
+    let mut ours = plan::Terms::default();
+    let state = StateBytes::new(Precision::Bf16, Optimizer::Adamw);
+    layout.states(parameters as u64, 0, state, &mut ours).map_err(CliError::input)?;
+    let ours = ours.total().map_err(CliError::input)?;
+    let bytes = bytes.round() as u64;
+    if args.common.json {
+        let value = json!({"tool": tool.name(), "parameters": parameters as u64,
+            "terms": [{"name": "model states", "bytes": bytes}], "total_bytes": bytes,
+            "ours_bytes": ours, "why": tool.why()});
+        term::print(&json(&value)?);
+        return Ok(());
+    }
+    term::print(&format!(
+        "{} parameters as {} counts them: {}\nours for the same question: {}\n{}",
+        plan::separated(parameters as u64),
+        tool.name(),
+        both(bytes),
+        both(ours),
+        plan::wrapped("", &format!("they differ because it counts so: {}", tool.why()))
+    ));
+    Ok(())
+}

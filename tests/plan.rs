@@ -1,0 +1,435 @@
+//! `plan`, `doctor` and `diagnose` through the binary: predictions against measured peaks, the page
+//! in a browser, and whatever is wrong with the input.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
+
+#[path = "common/browser.rs"]
+mod browser;
+mod common;
+#[path = "common/http.rs"]
+mod http;
+
+use browser::Browser;
+use common::{autoreg, json, works};
+use http::{Server, fixture, read};
+use serde_json::{Value, json};
+use std::path::Path;
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/smollm2-135m-q4_1.gguf");
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("a number: {value}"))
+}
+
+/// Within 3 % of what was measured.
+#[track_caller]
+fn near(predicted: f64, measured: f64) {
+    let share = predicted / measured;
+    println!("predicted {predicted}, measured {measured}: {share:.4}");
+    assert!((share - 1.0).abs() <= 0.03, "predicted {predicted}, measured {measured}");
+}
+
+/// A line `key: N kB` of a process, in bytes.
+fn status(pid: u32, key: &str) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find(|line| line.starts_with(key)).unwrap();
+    1024.0 * line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap()
+}
+
+#[test]
+fn the_five_step_probe_takes_what_was_predicted() {
+    let measured = json(&["bench", "train-memory", "--threads", "2"]);
+    for (row, name) in
+        measured["rows"].as_array().unwrap().iter().zip(["email-rnn", "email-transformer"])
+    {
+        let words = ["plan", "train", name, "--batch", "64", "--length", "64", "--threads", "2"];
+        let plan = json(&words);
+        assert_eq!(plan["parameters"], row["parameters"]);
+        near(number(&plan["total_bytes"]), number(&row["peak_process_bytes"]));
+    }
+}
+
+#[test]
+fn serving_takes_what_was_predicted() {
+    if !Path::new(MODEL).is_file() {
+        println!("skipped: no {MODEL}; scripts/fetch-test-models fetches it");
+        return;
+    }
+    let (prompt, requests) = (520usize, 4usize);
+    let words = [
+        "plan",
+        "serve",
+        MODEL,
+        "--context",
+        "544",
+        "--requests",
+        "4",
+        "--threads",
+        "2",
+        "--step-tokens",
+        "128",
+    ];
+    let plan = json(&words);
+    let server = Server::start(
+        MODEL,
+        &["--kv-tokens", "2176", "--max-sequences", "4", "--threads", "2", "--step-tokens", "128"],
+    );
+    // Nothing is shared, and every page gets used.
+    let asked: Vec<_> = (0..requests)
+        .map(|r| {
+            let prompt: Vec<usize> =
+                (0..prompt).map(|i| 100 + (i * 7 + r * 1009) % 40_000).collect();
+            let body = json!({"prompt": prompt, "max_tokens": 4, "ignore_eos": true});
+            server.send("POST", "/v1/completions", "", body.to_string().as_bytes())
+        })
+        .collect();
+    for stream in asked {
+        assert_eq!(read(stream).status, 200);
+    }
+    let kv = server.get("/ledger").json()["kv"].clone();
+    let pages = number(&kv["pages_held"]) + number(&kv["pages_kept"]);
+    assert!(pages >= 4.0 * 32.0, "{pages} pages were filled");
+    near(number(&plan["peak_bytes"]), status(server.pid(), "VmHWM"));
+    // The same with the file's pages given back, which is what the terms are.
+    near(number(&plan["total_bytes"]), status(server.pid(), "VmRSS"));
+    let ledger = server.get("/ledger").json();
+    for term in ledger["terms"].as_array().unwrap() {
+        let of = |row: &&Value| row["name"] == term["term"];
+        let own = plan["terms"].as_array().unwrap().iter().find(of).unwrap();
+        if term["term"] != "runtime" {
+            assert_eq!(own["bytes"], term["measured_bytes"], "{term}");
+        }
+    }
+    // And the live server's figures are read.
+    let url = format!("http://{}", server.address);
+    let found = json(&["diagnose", &url]);
+    let limiting = found["limiting_term"].as_str().unwrap();
+    assert!(["queue", "prefill compute"].contains(&limiting), "{found}");
+    assert_eq!(found["terms"][0]["name"], "weights");
+}
+
+#[test]
+fn keys_stay() {
+    let plan = json(&["plan", "serve", "qwen3-8b", "--budget", "48GiB", "--machine", "rtx-4090"]);
+    for key in ["terms", "total_bytes", "fits", "limiting_term", "levers", "parameters", "times"] {
+        assert!(!plan[key].is_null(), "{key}: {plan}");
+    }
+    // Where no budget is given, a machine's memory is one.
+    let on = |machine: &str| json(&["plan", "serve", "qwen3-8b", "--machine", machine]);
+    assert_eq!(
+        (on("rtx-4090")["fits"].clone(), on("t4")["fits"].clone()),
+        (json!(true), json!(false))
+    );
+    assert_eq!(on("t4")["budget_bytes"], 16_000_000_000u64);
+    assert_eq!(on("epyc-9654")["fits"], Value::Null);
+    assert_eq!(plan["parameters"], 8_190_735_360u64);
+    assert_eq!(plan["terms"][0], json!({"name": "weights", "bytes": 16_381_470_720u64}));
+    assert_eq!(plan["kv_bytes_per_token"], 147_456);
+    let words = ["plan", "train", "qwen3-8b", "--zero", "3", "--ranks", "4", "--budget", "64GB"];
+    let plan = json(&words);
+    assert_eq!(plan["ranks"].as_array().unwrap().len(), 4);
+    assert_eq!(plan["ranks"][3]["terms"], plan["terms"]);
+    assert!(number(&plan["communication_bytes_per_step"]) > 4e10);
+    for list in ["fit", "fail"] {
+        for way in plan[list].as_array().unwrap() {
+            let over = number(&way["total_bytes"]) > 64e9;
+            assert_eq!(over, list == "fail", "{way}");
+            assert!(!way["reason"].as_str().unwrap().is_empty());
+        }
+    }
+    let states =
+        json(&["plan", "train", "7.5e9", "--as", "zero-paper", "--zero", "1", "--ranks", "64"]);
+    assert_eq!(states["total_bytes"], 31_406_250_000u64);
+}
+
+#[test]
+fn what_is_found_backwards_fits_and_one_more_does_not() {
+    let plan = json(&["plan", "serve", "qwen3-8b", "--requests", "4", "--budget", "24GiB"]);
+    let context = plan["largest_context"].as_u64().unwrap();
+    let fits = |context: u64| {
+        let context = context.to_string();
+        let words =
+            ["plan", "serve", "qwen3-8b", "--requests", "4", "--budget", "24GiB", "--context"];
+        json(&[&words[..], &[&context]].concat())["fits"].clone()
+    };
+    assert_eq!((fits(context), fits(context + 1)), (json!(true), json!(false)));
+}
+
+#[test]
+fn fewer_bits_are_advised_with_their_measured_cost_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("mine.txt");
+    std::fs::write(&text, "hello there, this is a text of one's own. ".repeat(8)).unwrap();
+    let page =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/crates/plan/tests/situations/small-batch.prom");
+    let (original, instead) = (fixture("qwen3"), fixture("mistral"));
+    let ask = |other: &str| {
+        let text = text.to_str().unwrap();
+        json(&["diagnose", page, "--original", &original, "--instead", other, "--text", text])
+    };
+    // The same weights save nothing.
+    let same = ask(&original);
+    let refused = same["refused"].as_array().unwrap();
+    assert!(
+        refused.iter().any(|r| r["why"].as_str().unwrap().contains("no fewer bytes")),
+        "{same}"
+    );
+    // Others are advised if they save anything, cost beside gain.
+    let bytes =
+        |model: &str| json(&["plan", "serve", model])["terms"][0]["bytes"].as_u64().unwrap();
+    let other = ask(&instead);
+    let of = |list: &str| {
+        let all = other[list].as_array().unwrap().iter();
+        all.filter(|l| l["change"].as_str().unwrap().contains("mistral")).count()
+    };
+    let saves = bytes(&instead) < bytes(&original);
+    assert_eq!((of("levers"), of("refused")), if saves { (1, 0) } else { (0, 1) }, "{other}");
+    let llama = fixture("llama");
+    let words = ["diagnose", page, "--original", &original, "--instead", &llama, "--text"];
+    autoreg(&[&words[..], &[text.to_str().unwrap()]].concat())
+        .refused(2, &["different tokenizers"]);
+    let lone = autoreg(&["diagnose", page, "--original", &original]);
+    lone.refused(2, &["--instead", "--text"]);
+}
+
+#[test]
+fn eighty_columns_are_enough() {
+    for words in [
+        "plan serve qwen3-8b --context 32768 --requests 16 --budget 48GiB --machine h100-sxm",
+        "plan train llama-3-70b --ranks 64 --zero 2 --accumulate 8 --budget 80GB --batch 8",
+        "plan train qwen3-8b --as deepspeed --zero 3 --ranks 8",
+        "plan train gemma-2-2b --recompute attention --machine a100-80gb --network 25GB --ranks 2",
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let ran = works(&words);
+        let wide = ran.out.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(wide, None, "{words:?}");
+        assert!(ran.out.contains("GB (") || ran.out.contains("TB ("), "{}", ran.out);
+    }
+}
+
+#[test]
+fn a_fleet_is_as_large_as_its_objective_needs() {
+    let base = "plan fleet llama-3-8b --machine h100-sxm --rate 20 --requests 400 --prompt-tokens \
+                64-512 --max-tokens 128 --max-sequences 32 --objective 500,50";
+    let words: Vec<&str> = base.split_whitespace().collect();
+    let found = json(&words);
+    let needed = found["replicas_needed"].as_u64().unwrap();
+    assert!((1..=64).contains(&needed), "{found}");
+    assert!(number(&found["seen"]["first_token"]["p90_ms"]) <= 500.0);
+    let again = json(&words);
+    assert_eq!(found, again, "the same seed gives the same");
+    let fewer = json(&[
+        "plan",
+        "fleet",
+        "llama-3-8b",
+        "--machine",
+        "t4",
+        "--rate",
+        "1",
+        "--requests",
+        "20",
+    ]);
+    assert!(number(&fewer["seen"]["whole"]["p50_ms"]) > number(&found["seen"]["whole"]["p50_ms"]));
+}
+
+#[test]
+fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
+    let rows = json(&["bench", "attention-memory", "--length", "512,1024,2048"]);
+    let rows = rows.as_array().unwrap();
+    let of = |i: usize, way: &str, key: &str| number(&rows[i][way][key]);
+    for (i, row) in rows.iter().enumerate() {
+        assert!(number(&row["largest_difference"]) < 1e-5, "{row}");
+        let (counted, measured) =
+            (of(i, "stored", "workspace_bytes"), of(i, "stored", "measured_bytes"));
+        // Pages of 2 MiB may round up what is measured.
+        assert!((measured - counted).abs() < 0.1 * counted + 5e6, "{row}");
+        assert!(
+            of(i, "tiled", "measured_bytes") < of(i, "tiled", "workspace_bytes") + 3e6,
+            "{row}"
+        );
+    }
+    assert_eq!(of(0, "tiled", "workspace_bytes"), of(2, "tiled", "workspace_bytes"));
+    let length = 2048.0 * 2048.0 * 4.0;
+    assert!(of(2, "stored", "workspace_bytes") >= length);
+    assert!(of(2, "stored", "moved_bytes") > 4.0 * length);
+    assert!(of(2, "tiled", "moved_bytes") < of(2, "stored", "moved_bytes") / 3.0);
+}
+
+#[test]
+fn steps_that_were_timed_here_drive_a_fleet() {
+    let model = fixture("llama");
+    let words = ["plan", "fleet", &model, "--calibrate", "--clients", "3", "--requests", "30"];
+    let more = ["--prompt-tokens", "~20", "--max-tokens", "4-9", "--threads", "1"];
+    let found = json(&[&words[..], &more[..]].concat());
+    assert_eq!(found["seen"]["requests"], 30);
+    let steps = found["steps"]["by_rows"].as_array().unwrap();
+    assert!(steps.len() > 4 && steps.iter().all(|s| number(&s[1]) > 0.0), "{found}");
+    assert!(number(&found["seen"]["busy_share"]) > 0.99, "clients leave no server idle");
+    assert_eq!(found["replicas_needed"], Value::Null);
+}
+
+#[test]
+fn every_model_and_machine_has_its_figures() {
+    let models = json(&["plan", "models"]);
+    assert!(models.as_array().unwrap().len() >= 22);
+    let machines = json(&["plan", "machines"]);
+    for machine in machines.as_array().unwrap() {
+        let name = machine["name"].as_str().unwrap();
+        let plan = json(&["plan", "serve", "llama-3.2-1b", "--machine", name]);
+        assert!(number(&plan["times"]["token_s"]) > 0.0);
+        assert!(machine["source"].as_str().unwrap().contains("peak"));
+    }
+}
+
+#[test]
+fn doctors_file_is_a_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/machine.json");
+    let path = path.to_str().unwrap();
+    let told = json(&["doctor", "--runs", "1", "--threads", "1", "--out", path]);
+    for key in ["bandwidth_bytes_per_second", "flops_per_second", "quantised_flops_per_second"] {
+        assert!(number(&told[key]) > 1e6, "{key}: {told}");
+    }
+    let plan = json(&["plan", "serve", "gpt2", "--machine", path]);
+    assert!(plan["times"]["source"].as_str().unwrap().contains("measured"));
+    // A step cannot be quicker than what it reads.
+    let read = 2.0 * 124_439_808.0 / number(&told["bandwidth_bytes_per_second"]);
+    assert!(number(&plan["times"]["token_s"]) > 0.9 * read);
+}
+
+#[test]
+fn what_makes_no_plan_is_refused_in_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let lacking = file("config.json", r#"{"model_type": "llama", "hidden_size": 64}"#);
+    let page = file("page.html", "<html>\n<body>404</body>");
+    let machine = file("machine.json", r#"{"name": "x"}"#);
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    for (asked, said) in [
+        (words("plan serve qwen3-9b"), &["qwen3-9b", "qwen3-8b"][..]),
+        (words(&format!("plan serve {lacking}")), &["num_attention_heads", "missing"]),
+        (words("plan serve nowhere.gguf"), &["nowhere.gguf", "No such file"]),
+        (words("plan serve qwen3-8b --budget 24G"), &["24GB (10^9)", "24GiB (2^30)"]),
+        (words("plan train qwen3-8b --budget 24gb"), &["bits or bytes"]),
+        (words("plan serve qwen3-8b --context 18446744073709551615"), &["overflows 64 bits"]),
+        (words("plan serve qwen3-8b --context 0"), &["--context is 0"]),
+        (words("plan serve qwen3-8b --requests 0"), &["--requests is 0"]),
+        (words("plan train qwen3-8b --zero 4"), &["--zero is 4"]),
+        (words("plan train qwen3-8b --lora 99999"), &["--lora is 99999", "4096"]),
+        (words("plan train qwen3-8b --as deepspeed"), &["stages 2 and 3"]),
+        (words("plan train qwen3-8b --as zero-papers"), &["zero-paper"]),
+        (words("plan serve qwen3-8b --weights q3"), &["q4_0"]),
+        (words("plan serve qwen3-8b --machine rtx-4091"), &["rtx-4090"]),
+        (words(&format!("plan serve gpt2 --machine {machine}")), &["autoreg doctor"]),
+        (words("plan train email-rnn --ranks 2"), &["rnn"]),
+        (words("plan fleet gpt2 --machine t4 --rate 0"), &["--rate"]),
+        (words("plan fleet gpt2 --machine t4 --prompt-tokens 9-2"), &["--prompt-tokens"]),
+        (words("plan fleet gpt2"), &["--machine", "--calibrate"]),
+        (words("plan serve gpt2 --html /nowhere/x.html"), &["/nowhere/x.html"]),
+        (words(&format!("diagnose {page}")), &["line 1 is no figure"]),
+        (words(&format!("diagnose {lacking}")), &["expected a ledger.json"]),
+        (words("diagnose /nowhere"), &["/nowhere"]),
+        (words("diagnose https://127.0.0.1:1"), &["speaks no TLS"]),
+        (words("diagnose http://127.0.0.1:1"), &["is the server up"]),
+    ] {
+        autoreg(&asked).refused(2, said);
+    }
+}
+
+const HANDS: &str = "
+const slide = (key, value) => {
+    const control = document.getElementById(key);
+    if (control.tagName === 'SELECT') control.value = value;
+    else for (let i = 0; i <= Number(control.max); i++) {
+        control.value = i;
+        control.dispatchEvent(new Event('input'));
+        if (now[key] === value) break;
+    }
+    control.dispatchEvent(new Event('input'));
+};
+say('first: ' + document.body.dataset.total);
+MOVES
+say('then: ' + document.body.dataset.total);
+say('labels: ' + [...document.querySelectorAll('input, select')].every((e) => e.labels.length));
+say('bars: ' + document.querySelectorAll('svg rect').length);
+say('verdict: ' + document.getElementById('verdict').textContent);
+say('the end');";
+
+/// A plan's page, its sliders moved, against the plan of the same numbers.
+fn slide(browser: &Browser, words: &str, moves: &[(&str, &str, &str)]) {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("plan.html");
+    let words: Vec<&str> = words.split(' ').collect();
+    let html = ["--html", page.to_str().unwrap()];
+    let first = json(&[&words[..], &html[..]].concat());
+    let mut then = words.clone();
+    let mut script = String::new();
+    for (key, flag, value) in moves {
+        then.extend([*flag, *value]);
+        let value =
+            if value.parse::<u64>().is_ok() { (*value).to_owned() } else { format!("'{value}'") };
+        script += &format!("slide('{key}', {value});\n");
+    }
+    let then = json(&then);
+    // Each process measures what it holds itself; the page goes on from the first's.
+    let runtime = |plan: &Value| {
+        let terms = plan["terms"].as_array().unwrap().iter();
+        terms.filter(|t| t["name"] == "runtime").map(|t| t["bytes"].as_u64().unwrap()).sum::<u64>()
+    };
+    let expected = then["total_bytes"].as_u64().unwrap() - runtime(&then) + runtime(&first);
+    let text = std::fs::read_to_string(&page).unwrap();
+    for word in ["http://", "https://", "src=", "@import", "url(", "fetch("] {
+        assert!(!text.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
+    }
+    let loaded = browser.load_and(&page, &HANDS.replace("MOVES", &script));
+    assert!(loaded.console.is_empty(), "{:?}", loaded.console);
+    let said = loaded.said();
+    assert!(said.contains("the end"), "{said}");
+    assert!(said.contains(&format!("first: {}\n", first["total_bytes"])), "{first}\n{said}");
+    assert!(said.contains(&format!("then: {expected}\n")), "{then}\n{said}");
+    assert!(said.contains("labels: true") && !said.contains("bars: 0"), "{said}");
+}
+
+#[test]
+fn sliders_work_the_same_formulas_out() {
+    let Some(browser) = Browser::find() else { return };
+    slide(
+        &browser,
+        "plan serve gemma-2-2b --budget 24GiB",
+        &[
+            ("context", "--context", "8192"),
+            ("requests", "--requests", "16"),
+            ("kv", "--kv", "q8_0"),
+            ("weights", "--weights", "q4_k"),
+        ],
+    );
+    slide(
+        &browser,
+        "plan train qwen3-0.6b --budget 24GB",
+        &[
+            ("batch", "--batch", "8"),
+            ("length", "--length", "4096"),
+            ("recompute", "--recompute", "block"),
+            ("precision", "--precision", "f32"),
+            ("zero", "--zero", "3"),
+            ("ranks", "--ranks", "8"),
+        ],
+    );
+    slide(
+        &browser,
+        "plan train gpt2 --optimizer muon --attention stored --logits whole --dropout",
+        &[
+            ("recompute", "--recompute", "attention"),
+            ("zero", "--zero", "2"),
+            ("ranks", "--ranks", "4"),
+        ],
+    );
+    // By the lists that the engine allocates by.
+    let model = fixture("mistral");
+    slide(&browser, &format!("plan serve {model}"), &[("requests", "--requests", "32")]);
+}
