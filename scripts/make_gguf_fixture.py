@@ -53,3 +53,23 @@ writer.write_kv_data_to_file()
 writer.write_tensors_to_file()
 writer.close()
 print(out, out.stat().st_size, "bytes")
+
+# What the package's own encoders make of given values, for those that it has:
+# crates/formats/tests/fixtures/encoded.gguf, tensor `values` and one of each type.
+out = out.with_name("encoded.gguf")
+values = random.normal(0, 0.05, (4, 256)).astype(np.float32)
+values[1] *= 40
+values[2, ::7] = 0
+values[3, :64] = 0
+values[3, 64:128] = -values[3, 64]
+writer = gguf.GGUFWriter(str(out), "test")
+writer.add_tensor("values", values)
+for name in ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]:
+    kind = getattr(gguf.GGMLQuantizationType, name)
+    data = gguf.quants.quantize(values, kind)
+    writer.add_tensor(name, data, raw_dtype=None if name == "F16" else kind)
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
+print(out, out.stat().st_size, "bytes")

@@ -60,6 +60,11 @@ enum Command {
     Verify(cmd::verify::VerifyArgs),
     /// Show what a model's files hold and what running it takes: shape, types, tokenizer, memory
     Inspect(cmd::inspect::InspectArgs),
+    /// Fetch a model from a hub into the usual cache and print its path
+    #[cfg(feature = "hub")]
+    Pull(cmd::pull::PullArgs),
+    /// Write a model as other files: GGUF of several types, or a Hugging Face folder
+    Convert(cmd::convert::ConvertArgs),
     /// Predict the memory and the time of serving or training a model, before anything runs
     Plan(Box<cmd::plan::PlanArgs>),
     /// Name what limits a server, a run or a ledger, and what would change it; judge a change
@@ -89,6 +94,9 @@ fn main() -> ExitCode {
         Command::Serve(args) => cmd::serve::run(&args),
         Command::Verify(args) => cmd::verify::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
+        #[cfg(feature = "hub")]
+        Command::Pull(args) => cmd::pull::run(&args),
+        Command::Convert(args) => cmd::convert::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Diagnose(args) => cmd::diagnose::run(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),

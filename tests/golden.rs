@@ -134,7 +134,7 @@ fn gemma3_agrees_with_the_reference() {
 /// to the first that the reference was not sure of.
 fn check_quantised(name: &str) {
     let Some((rows, mut checkpoint)) = open(name) else { return };
-    checkpoint.keep_quantised().unwrap();
+    checkpoint.keep_as_stored().unwrap();
     let team = Arc::new(Team::new(Team::available()));
     let model = checkpoint.load(team.threads()).unwrap();
     let mut source = NetworkSource::new(&model, &team);

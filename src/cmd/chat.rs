@@ -3,6 +3,7 @@
 //! Words of people are plain text whatever they are: the names of control tokens stand for them in
 //! what the template itself writes, never in a message. Ctrl-C ends the answer, not the program.
 
+use crate::cmd::KvArgs;
 use crate::cmd::from_logits::DecodingArgs;
 use crate::cmd::model::{AnySource, Opened, Template, engine_error};
 use crate::error::CliError;
@@ -48,6 +49,9 @@ pub struct ChatArgs {
     /// Workers (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// The settings
     #[command(flatten)]
     pub decoding: DecodingArgs,
@@ -65,7 +69,7 @@ struct Conversation<'a> {
 
 /// Talks until the input ends.
 pub fn run(args: &ChatArgs) -> Result<(), CliError> {
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open_with(&args.model, args.kv.kind())?;
     let Some(Template { source, bos_token, eos_token }) = &opened.template else {
         return Err(CliError::input(format!(
             "{}: the model has no chat template; `autoreg generate` continues a text",

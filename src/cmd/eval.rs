@@ -1,7 +1,7 @@
 //! `autoreg eval`: what a model makes of one side of a data set.
 
 use crate::cmd::model::Opened;
-use crate::cmd::{json, team};
+use crate::cmd::{KvArgs, json, team};
 use crate::error::CliError;
 use crate::term::{self, thousands};
 use clap::{Args, ValueEnum};
@@ -55,6 +55,9 @@ pub struct EvalArgs {
     /// With --text: tokens a window, the beginning token counted
     #[arg(long, value_name = "N", default_value_t = 512, requires = "text")]
     pub window: usize,
+    /// With --text: how keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// The side to score
     #[arg(long, value_enum, default_value = "test")]
     pub split: SideName,
@@ -79,6 +82,9 @@ pub fn run(args: EvalArgs) -> Result<(), CliError> {
 }
 
 fn on_data(args: &EvalArgs, data: &Path) -> Result<(), CliError> {
+    if args.kv.kind() != kernels::KvKind::F32 {
+        return Err(CliError::input("--kv is for --text: a data set is scored without a cache"));
+    }
     let data = Dataset::open(data).map_err(CliError::input)?;
     let opened = Opened::open(&args.model)?;
     opened.belongs_to(&data)?;

@@ -1,7 +1,7 @@
 //! `autoreg inspect`: what is in a model's files, and what running it will take. No weight is read.
 
-use crate::cmd::json;
 use crate::cmd::model::predicted;
+use crate::cmd::{KvArgs, json};
 use crate::error::CliError;
 use crate::term::{self, mib, thousands};
 use clap::Args;
@@ -27,6 +27,9 @@ pub struct InspectArgs {
     /// Tokens of context that memory is predicted for (default: 4096, or the model's limit)
     #[arg(long, value_name = "N")]
     pub context: Option<usize>,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Workers that memory is predicted for (default: the processors this process may use)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -55,11 +58,14 @@ struct Facts {
 
 /// Tells as told.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
-    let facts = if families::is_published(&args.model) {
+    let mut facts = if families::is_published(&args.model) {
         published(&args.model)?
     } else {
         run_folder(&args.model)?
     };
+    if let ModelConfig::Transformer(config) = &mut facts.config {
+        config.kv = args.kv.kind();
+    }
     let limit = facts.config.context_limit().unwrap_or(CONTEXT);
     let context = args.context.unwrap_or(CONTEXT).min(limit).max(1);
     let threads = args.threads.map_or_else(Team::available, usize::from);
@@ -82,7 +88,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
 
 fn published(path: &Path) -> Result<Facts, CliError> {
     let mut checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
-    checkpoint.keep_quantised().map_err(CliError::input)?;
+    checkpoint.keep_as_stored().map_err(CliError::input)?;
     let config = checkpoint.model_config();
     Ok(Facts {
         format: match checkpoint.source {

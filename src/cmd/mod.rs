@@ -6,6 +6,7 @@ pub mod chat;
 pub mod compare;
 pub mod compare_decoding;
 pub mod conversation;
+pub mod convert;
 pub mod data;
 pub mod diagnose;
 pub mod doctor;
@@ -17,6 +18,8 @@ pub mod init;
 pub mod inspect;
 pub mod model;
 pub mod plan;
+#[cfg(feature = "hub")]
+pub mod pull;
 pub mod quality;
 pub mod score;
 pub mod serve;
@@ -25,8 +28,43 @@ pub mod verify;
 
 use crate::error::CliError;
 use crate::term::mib;
-use kernels::{Isa, Team};
+use kernels::{Isa, KvKind, Team};
 use std::sync::Arc;
+
+/// How keys and values are kept between steps.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct KvArgs {
+    /// How keys and values are kept: f32 as they are, f16 in half and q8 in about a quarter of the
+    /// memory, for a little less exactness; the same bits in any company all the same
+    #[arg(long, value_enum, value_name = "TYPE", default_value = "f32")]
+    pub kv: Kv,
+}
+
+/// A way of keeping keys and values.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kv {
+    /// 4 bytes a value
+    #[default]
+    #[value(name = "f32")]
+    F32,
+    /// 2 bytes a value
+    #[value(name = "f16")]
+    F16,
+    /// About 1.06 bytes a value: 8 bits, a scale for 32
+    #[value(name = "q8")]
+    Q8,
+}
+
+impl KvArgs {
+    /// For the room that keeps them.
+    pub fn kind(self) -> KvKind {
+        match self.kv {
+            Kv::F32 => KvKind::F32,
+            Kv::F16 => KvKind::F16,
+            Kv::Q8 => KvKind::Q8,
+        }
+    }
+}
 
 /// Sets the instruction set from the command line or the environment.
 pub fn choose_isa(name: Option<&str>) -> Result<(), CliError> {

@@ -7,7 +7,7 @@ use corpus::Dataset;
 use decoding::{Rule, Rules};
 use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
 use families::Checkpoint;
-use kernels::Team;
+use kernels::{KvKind, Team};
 use ledger::Plan;
 use models::{Model, ModelConfig};
 use std::io::Read;
@@ -51,8 +51,21 @@ pub struct Template {
 impl Opened {
     /// Reads a model.
     pub fn open(dir: &Path) -> Result<Self, CliError> {
+        Self::open_with(dir, KvKind::F32)
+    }
+
+    /// Reads a model whose keys and values are to be kept so.
+    pub fn open_with(dir: &Path, kv: KvKind) -> Result<Self, CliError> {
+        let mut opened = Self::any(dir, kv)?;
+        if let SavedModel::Network(model) = &mut opened.saved {
+            model.keep_kv_as(kv);
+        }
+        Ok(opened)
+    }
+
+    fn any(dir: &Path, kv: KvKind) -> Result<Self, CliError> {
         if families::is_published(dir) {
-            return Self::published(dir);
+            return Self::published(dir, kv);
         }
         let saved = SavedModel::open(dir).map_err(CliError::input)?;
         let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
@@ -62,9 +75,10 @@ impl Opened {
         Ok(Self { dir, saved, tokenizer, ends, begin, template: None, files: Vec::new() })
     }
 
-    fn published(path: &Path) -> Result<Self, CliError> {
+    fn published(path: &Path, kv: KvKind) -> Result<Self, CliError> {
         let mut checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
-        checkpoint.keep_quantised().map_err(CliError::input)?;
+        checkpoint.config.kv = kv;
+        checkpoint.keep_as_stored().map_err(CliError::input)?;
         for note in &checkpoint.notes {
             term::note(&format!("note: {note}"));
         }
@@ -88,6 +102,14 @@ impl Opened {
             begin,
             files,
         })
+    }
+
+    /// How keys and values are kept, where it is not as they are.
+    pub fn kv(&self) -> Option<String> {
+        match self.saved.config() {
+            ModelConfig::Transformer(c) if c.kv != KvKind::F32 => Some(c.kv.name().to_owned()),
+            _ => None,
+        }
     }
 
     /// The SHA-256 of the weights.

@@ -1,7 +1,7 @@
 //! `autoreg score`: what a model makes of a given text, token by token; or of many, one a line.
 
-use crate::cmd::json;
 use crate::cmd::model::{AnySource, Opened, engine_error, text_of, without_last_line_end};
+use crate::cmd::{KvArgs, json};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
@@ -47,6 +47,9 @@ pub struct ScoreArgs {
     /// Let names of control tokens in the text stand for them; otherwise they are plain text
     #[arg(long)]
     pub control_tokens: bool,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -57,7 +60,7 @@ pub struct ScoreArgs {
 
 /// Scores as told.
 pub fn run(args: &ScoreArgs) -> Result<(), CliError> {
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open_with(&args.model, args.kv.kind())?;
     let mut source = opened.source(args.threads)?;
     if let Some(path) = &args.jsonl {
         return lines(args, &opened, &mut source, path);

@@ -1,7 +1,7 @@
 //! `autoreg serve`: a model behind HTTP, for many clients at a time.
 
 use crate::cmd::model::{Opened, Template, engine_error};
-use crate::cmd::team;
+use crate::cmd::{KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
 use chat::ChatTemplate;
@@ -101,6 +101,9 @@ pub struct BatchingArgs {
     #[arg(long, value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     pub step_tokens: u16,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Share no pages between texts that begin alike
     #[arg(long)]
     pub no_prefix_cache: bool,
@@ -201,7 +204,7 @@ impl Shared {
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let api_keys = keys(args)?;
     let runtime_bytes = ledger::resident_bytes();
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open_with(&args.model, args.batching.kv.kind())?;
     let digest = opened.digest()?;
     let never = opened.never(false);
     let Opened { saved, tokenizer, ends, template, dir, .. } = opened;

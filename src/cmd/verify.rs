@@ -6,7 +6,7 @@
 
 use crate::cmd::model::{Opened, engine_error};
 use crate::cmd::serve::Shared;
-use crate::cmd::{json, team};
+use crate::cmd::{KvArgs, json, team};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
@@ -46,6 +46,9 @@ pub struct VerifyArgs {
     /// Seed of prompts, settings and arrivals
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Workers of the runs on all threads (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -102,7 +105,7 @@ type Answers = BTreeMap<usize, Vec<(u32, u64, u64)>>;
 
 /// Runs every way and compares.
 pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open_with(&args.model, args.kv.kind())?;
     let model_digest = opened.digest()?;
     let config = opened.saved.config();
     let (vocab, context) = (config.vocab_size(), config.context_limit().unwrap_or(usize::MAX));

@@ -19,6 +19,7 @@
 pub mod beam;
 mod chain;
 mod decide;
+mod divergence;
 mod edit;
 mod error;
 mod explain;
@@ -33,6 +34,7 @@ mod settings;
 pub mod stop;
 
 pub use decide::{Choice, Draw, Scratch, best, decide};
+pub use divergence::{Divergence, divergence};
 pub use error::{DecodeError, RulesError};
 pub use explain::{Changed, Explained, Explanation, Row, RuleEffect, explain};
 pub use history::{History, Mask};

@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{networks, request, source, tokenizer};
+use common::{networks_by_kv, request, source, tokenizer};
 use engine::{Generator, Request};
 use ledger::{Account, reset_peak, snapshot};
 
 #[test]
 fn the_plan_is_what_is_allocated() {
     let tokenizer = tokenizer();
-    for model in networks() {
+    for model in networks_by_kv() {
         for (sequences, prompt) in [(1, 3), (5, 30)] {
             let request = Request {
                 prompt: vec![1; prompt],

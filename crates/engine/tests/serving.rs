@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{VOCABULARY, networks, request, source, tokenizer};
+use common::{VOCABULARY, networks, networks_by_kv, request, source, tokenizer};
 use decoding::{Choice, Rule, Rules};
 use engine::serving::{
     Asked, Chosen, Engine, Event, Executor, Limits, NetworkExecutor, PageId, Piece, Refusal,
@@ -424,7 +424,7 @@ fn bits(choices: &[Choice]) -> Vec<(u32, u64, u64)> {
 /// cancelled neighbours, prefix hits and forced preemptions.
 #[test]
 fn the_same_answer_in_any_company() {
-    for model in networks() {
+    for model in networks_by_kv() {
         let model = Arc::new(model);
         let shares = NetworkExecutor::shares(model.config());
         let requests = requests(3, 14);

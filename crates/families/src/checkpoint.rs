@@ -3,13 +3,15 @@
 use crate::binding::{Binding, Stored};
 use crate::family::Family;
 use crate::{Error, folder, gguf};
-use formats::{GGUF_MAGIC, TensorStore, quant_block};
+use formats::{GGUF_MAGIC, TensorKind, TensorStore, quant_block};
 use models::{Model, ModelConfig, TransformerConfig};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use tensor::{PANEL_ROWS, ParameterSpec, QuantBlock, QuantPart, Storage, pack_panel};
+use tensor::{
+    HalfKind, MatrixKind, PANEL_ROWS, ParameterSpec, QuantBlock, QuantPart, Storage, pack_panel,
+};
 use tokenizer::Tokenizer;
 
 /// Which kind of files.
@@ -62,6 +64,80 @@ pub fn is_published(path: &Path) -> bool {
     config.get("kind").is_none() && config.get("model_type").is_some()
 }
 
+/// What is known of published files before their tokenizer is: enough to hold tensors against
+/// numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Shapes<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) source: Source,
+    pub(crate) family: &'static Family,
+    pub(crate) config: &'a TransformerConfig,
+    pub(crate) tensors: &'a TensorStore,
+}
+
+impl Shapes<'_> {
+    fn is_gguf(&self) -> bool {
+        self.source == Source::Gguf
+    }
+
+    /// The name under which the file has a tensor: some folders leave the first part away.
+    fn find(&self, name: &str) -> Option<String> {
+        if self.tensors.get(name).is_some() {
+            return Some(name.to_owned());
+        }
+        let (_, rest) = name.split_once('.')?;
+        let short = !self.is_gguf() && self.tensors.get(rest).is_some();
+        short.then(|| rest.to_owned())
+    }
+
+    /// Which tensors make which parameter; every shape is checked.
+    pub(crate) fn bindings(&self) -> Result<Vec<Binding>, Error> {
+        let config = ModelConfig::Transformer(self.config.clone());
+        let error = |source| Error::Model { path: self.path.to_owned(), source };
+        let layout = Model::layout_of(&config).map_err(error)?;
+        let mut all = Vec::new();
+        for (parameter, spec) in layout.specs().iter().enumerate() {
+            self.bind(parameter, spec, &mut all)?;
+        }
+        Ok(all)
+    }
+
+    fn bind(
+        &self,
+        parameter: usize,
+        spec: &ParameterSpec,
+        all: &mut Vec<Binding>,
+    ) -> Result<(), Error> {
+        let pieces = self.family.tensors(self.is_gguf(), &spec.name);
+        let c = self.config;
+        let d = c.head_size();
+        // Queries, keys and values stand one below the other.
+        let parts = [c.num_attention_heads * d, c.kv_heads() * d, c.kv_heads() * d];
+        let mut from = 0;
+        for (i, (name, stored)) in pieces.iter().enumerate() {
+            let rows = if pieces.len() == parts.len() { parts[i] } else { spec.shape[0] };
+            let mut expected = spec.shape.clone();
+            expected[0] = rows;
+            if *stored == Stored::Transposed {
+                expected.reverse();
+            }
+            let path = || self.path.to_owned();
+            let Some(tensor) = self.find(name) else {
+                return Err(Error::MissingTensor { path: path(), name: name.clone() });
+            };
+            let found = self.tensors.get(&tensor);
+            if let Some(found) = found.filter(|found| *found.shape != *expected) {
+                let (name, found) = (tensor, found.describe());
+                return Err(Error::Shape { path: path(), name, found, expected });
+            }
+            let rows = from..from + rows;
+            from = rows.end;
+            all.push(Binding { parameter, rows, tensor, stored: *stored, head_rows: d });
+        }
+        Ok(())
+    }
+}
+
 impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face folder and checks that every tensor is there with the
     /// shape that its configuration needs. No weight is read.
@@ -92,7 +168,6 @@ impl Checkpoint {
         if tokens > vocab {
             return Err(Error::Vocabulary { path: self.path.clone(), tokens, vocab });
         }
-        self.bindings()?;
         self.compare_heads();
         Ok(())
     }
@@ -104,7 +179,8 @@ impl Checkpoint {
         }
         let tensor = |parameter| {
             let name = self.family.tensors(self.is_gguf(), parameter).into_iter().next();
-            name.and_then(|(name, _)| self.find(&name)).and_then(|name| self.tensors.get(&name))
+            name.and_then(|(name, _)| self.shapes().find(&name))
+                .and_then(|name| self.tensors.get(&name))
         };
         if let (Some(head), Some(table)) = (tensor("head.weight"), tensor("tok_emb.weight"))
             && (head.kind != table.kind || head.bytes != table.bytes)
@@ -130,71 +206,32 @@ impl Checkpoint {
         Error::Model { path: self.path.clone(), source }
     }
 
-    /// The name under which the file has a tensor: some folders leave the first part away.
-    fn find(&self, name: &str) -> Option<String> {
-        if self.tensors.get(name).is_some() {
-            return Some(name.to_owned());
-        }
-        let (_, rest) = name.split_once('.')?;
-        let short = !self.is_gguf() && self.tensors.get(rest).is_some();
-        short.then(|| rest.to_owned())
-    }
-
     /// Which tensors make which parameter; every shape is checked.
     ///
     /// # Errors
     /// A tensor that is missing or of another shape, by name; a configuration that makes no network.
     pub fn bindings(&self) -> Result<Vec<Binding>, Error> {
+        self.shapes().bindings()
+    }
+
+    fn shapes(&self) -> Shapes<'_> {
+        let Checkpoint { path, source, family, config, tensors, .. } = self;
+        Shapes { path, source: *source, family, config, tensors }
+    }
+
+    /// The names of the parameters, by their place in the layout.
+    pub(crate) fn parameter_names(&self) -> Result<Vec<String>, Error> {
         let layout =
             Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
-        let mut all = Vec::new();
-        for (parameter, spec) in layout.specs().iter().enumerate() {
-            self.bind(parameter, spec, &mut all)?;
-        }
-        Ok(all)
+        Ok(layout.specs().iter().map(|spec| spec.name.clone()).collect())
     }
 
-    fn bind(
-        &self,
-        parameter: usize,
-        spec: &ParameterSpec,
-        all: &mut Vec<Binding>,
-    ) -> Result<(), Error> {
-        let pieces = self.family.tensors(self.is_gguf(), &spec.name);
-        let c = &self.config;
-        let d = c.head_size();
-        // Queries, keys and values stand one below the other.
-        let parts = [c.num_attention_heads * d, c.kv_heads() * d, c.kv_heads() * d];
-        let mut from = 0;
-        for (i, (name, stored)) in pieces.iter().enumerate() {
-            let rows = if pieces.len() == parts.len() { parts[i] } else { spec.shape[0] };
-            let mut expected = spec.shape.clone();
-            expected[0] = rows;
-            if *stored == Stored::Transposed {
-                expected.reverse();
-            }
-            let path = || self.path.clone();
-            let Some(tensor) = self.find(name) else {
-                return Err(Error::MissingTensor { path: path(), name: name.clone() });
-            };
-            let found = self.tensors.get(&tensor);
-            if let Some(found) = found.filter(|found| *found.shape != *expected) {
-                let (name, found) = (tensor, found.describe());
-                return Err(Error::Shape { path: path(), name, found, expected });
-            }
-            let rows = from..from + rows;
-            from = rows.end;
-            all.push(Binding { parameter, rows, tensor, stored: *stored, head_rows: d });
-        }
-        Ok(())
-    }
-
-    /// Keeps matrices quantised that the file has so, from now on: [`Checkpoint::load`] repacks
-    /// them, and products read them as they are.
+    /// Keeps matrices as the file has them, quantised or in 16 bits, from now on:
+    /// [`Checkpoint::load`] repacks them, and products read them as they are.
     ///
     /// # Errors
     /// As [`Checkpoint::bindings`].
-    pub fn keep_quantised(&mut self) -> Result<(), Error> {
+    pub fn keep_as_stored(&mut self) -> Result<(), Error> {
         let layout =
             Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
         let bindings = self.bindings()?;
@@ -203,7 +240,13 @@ impl Checkpoint {
             let kind = |binding: &Binding| {
                 let tensor = self.tensors.get(&binding.tensor)?;
                 let by_rows = matches!(binding.stored, Stored::Plain | Stored::Interleaved);
-                Some((tensor.kind.quant_kind().filter(|_| by_rows)?, binding.rows.len()))
+                let kind = match tensor.kind {
+                    TensorKind::F32 => return None,
+                    TensorKind::F16 => MatrixKind::Half(HalfKind::F16),
+                    TensorKind::Bf16 => MatrixKind::Half(HalfKind::Bf16),
+                    _ => MatrixKind::Quant(tensor.kind.quant_kind().filter(|_| by_rows)?),
+                };
+                (binding.stored != Stored::LessOne).then_some((kind, binding.rows.len()))
             };
             let own = bindings.iter().filter(|binding| binding.parameter == parameter);
             let parts: Option<Vec<_>> = own.map(kind).collect();
@@ -215,7 +258,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The model with its weights as floats, but those that are kept quantised, read by `threads` threads.
+    /// The model with its weights as floats, but those that are kept as stored, read by `threads`
+    /// threads.
     ///
     /// # Errors
     /// Memory that is not to be had; else as [`Checkpoint::bindings`].
@@ -276,18 +320,27 @@ impl Piece<'_> {
             }
             Piece::Panels { binding, part, first, panels } => {
                 let Some(tensor) = tensors.get(&binding.tensor) else { return };
-                let (rows, cols) = (part.rows.len(), tensor.shape[1]);
+                let turned = binding.stored == Stored::Transposed;
+                let (rows, cols) = (part.rows.len(), tensor.shape[usize::from(!turned)]);
                 let row_bytes = tensor.bytes.len() / rows;
                 let each = panels.chunks_exact_mut(part.kind.panel_bytes(cols)).enumerate();
                 for (i, panel) in each {
-                    pack_panel(part.kind, cols, panel, |row, index| {
+                    let row_of = |row: usize| {
                         let row = (first + i) * PANEL_ROWS + row;
-                        if row >= rows {
-                            return QuantBlock::ZERO;
-                        }
-                        let at = binding.row_in_file(row) * row_bytes;
-                        quant_block(part.kind, &tensor.bytes[at..at + row_bytes], index)
-                    });
+                        (row < rows).then(|| binding.row_in_file(row))
+                    };
+                    match part.kind {
+                        MatrixKind::Quant(kind) => pack_panel(kind, cols, panel, |row, index| {
+                            let Some(row) = row_of(row) else { return QuantBlock::ZERO };
+                            let at = row * row_bytes;
+                            quant_block(kind, &tensor.bytes[at..at + row_bytes], index)
+                        }),
+                        MatrixKind::Half(kind) => kind.pack_panel(cols, panel, |row, column| {
+                            let Some(row) = row_of(row) else { return 0 };
+                            let at = if turned { column * rows + row } else { row * cols + column };
+                            u16::from_le_bytes([tensor.bytes[2 * at], tensor.bytes[2 * at + 1]])
+                        }),
+                    }
                 }
             }
         }

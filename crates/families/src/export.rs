@@ -90,7 +90,22 @@ pub fn can_export(config: &ModelConfig) -> Result<(), ExportError> {
 /// # Errors
 /// [`ExportError`]; an old folder is then untouched.
 pub fn export(path: &Path, model: &Model, words: &Words<'_>) -> Result<(), ExportError> {
-    let (family, mut config) = described(model.config())?;
+    let (family, config) = described(model.config())?;
+    let files = side_files(config, words);
+    replace_folder(path, |dir| {
+        write_weights(&dir.join("model.safetensors"), family, model)?;
+        files.iter().try_for_each(|(name, bytes)| {
+            let path = dir.join(name);
+            std::fs::write(&path, bytes).map_err(|source| ExportError::Io { path, source })
+        })
+    })
+}
+
+/// Everything in the folder but the weights: (name, bytes).
+pub(crate) fn side_files(
+    mut config: Map<String, Value>,
+    words: &Words<'_>,
+) -> [(&'static str, Vec<u8>); 4] {
     let specials = words.tokenizer.specials();
     let eos = match words.ends {
         [] => Value::Null,
@@ -105,23 +120,42 @@ pub fn export(path: &Path, model: &Model, words: &Words<'_>) -> Result<(), Expor
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": words.bos_token.map(str::to_owned).or_else(|| of(specials.bos)),
         "eos_token": words.eos_token.map(str::to_owned).or_else(|| of(specials.eos)),
+        "unk_token": of(specials.unk),
         "pad_token": of(specials.pad),
         "chat_template": words.chat_template,
         "clean_up_tokenization_spaces": false,
     });
     let generation = json!({ "bos_token_id": specials.bos, "eos_token_id": eos });
-    replace_folder(path, |dir| {
-        let write = |name: &str, bytes: &[u8]| {
-            let path = dir.join(name);
-            std::fs::write(&path, bytes).map_err(|source| ExportError::Io { path, source })
-        };
-        let text = |value: &Value| serde_json::to_vec_pretty(value).unwrap_or_default();
-        write_weights(&dir.join("model.safetensors"), family, model)?;
-        write(CONFIG, &text(&Value::Object(config)))?;
-        write("tokenizer.json", &words.tokenizer.to_bytes())?;
-        write("tokenizer_config.json", &text(&named))?;
-        write("generation_config.json", &text(&generation))
-    })
+    let text = |value: &Value| serde_json::to_vec_pretty(value).unwrap_or_default();
+    [
+        (CONFIG, text(&Value::Object(config))),
+        ("tokenizer.json", tokenizer_json(words.tokenizer)),
+        ("tokenizer_config.json", text(&named)),
+        ("generation_config.json", text(&generation)),
+    ]
+}
+
+/// The tokenizer's file; what begins a text is in it too, where a GGUF file said so beside its
+/// vocabulary.
+fn tokenizer_json(tokenizer: &Tokenizer) -> Vec<u8> {
+    let bytes = tokenizer.to_bytes();
+    let begin = tokenizer.specials().bos.filter(|_| tokenizer.put_before().is_empty());
+    let Some((id, name)) = begin.and_then(|id| Some((id, tokenizer.token(id)?))) else {
+        return bytes;
+    };
+    let Ok(mut json) = serde_json::from_slice::<Value>(&bytes) else { return bytes };
+    if !json["post_processor"].is_null() {
+        return bytes;
+    }
+    let text = |which: &str, kind: u8| json!({ "Sequence": { "id": which, "type_id": kind } });
+    let special = |kind: u8| json!({ "SpecialToken": { "id": name, "type_id": kind } });
+    json["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [special(0), text("A", 0)],
+        "pair": [special(0), text("A", 0), special(1), text("B", 1)],
+        "special_tokens": { name.clone(): { "id": name, "ids": [id], "tokens": [name] } },
+    });
+    serde_json::to_vec(&json).unwrap_or(bytes)
 }
 
 fn write_weights(path: &Path, family: &Family, model: &Model) -> Result<(), ExportError> {
@@ -164,7 +198,9 @@ fn write_weights(path: &Path, family: &Family, model: &Model) -> Result<(), Expo
 }
 
 /// The family whose reader gives the configuration back, and its `config.json`.
-fn described(config: &ModelConfig) -> Result<(&'static Family, Map<String, Value>), ExportError> {
+pub(crate) fn described(
+    config: &ModelConfig,
+) -> Result<(&'static Family, Map<String, Value>), ExportError> {
     let known = || CLASSES.map(|(_, _, kind)| kind).join(", ");
     let none = || ExportError::NoFamily { kind: config.kind(), known: known() };
     let ModelConfig::Transformer(c) = config else { return Err(none()) };
@@ -191,9 +227,10 @@ fn described(config: &ModelConfig) -> Result<(&'static Family, Map<String, Value
 }
 
 /// The same numbers with nothing left to a default, so that two configurations can be compared.
-fn spelled_out(c: &TransformerConfig) -> TransformerConfig {
+pub(crate) fn spelled_out(c: &TransformerConfig) -> TransformerConfig {
     let mut out = c.clone();
     out.storage.clear();
+    out.kv = Default::default();
     out.num_key_value_heads = Some(c.kv_heads());
     out.head_dim = Some(c.head_size());
     out.qkv_bias = Some(c.qkv_bias.unwrap_or(c.bias));

@@ -1,6 +1,6 @@
 //! A Hugging Face folder: the family by `model_type`, the tokenizer from `tokenizer.json`.
 
-use crate::checkpoint::{Checkpoint, Source};
+use crate::checkpoint::{Checkpoint, Shapes, Source};
 use crate::keys::Keys;
 use crate::{ALL, Error};
 use serde_json::Value;
@@ -29,6 +29,9 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
     let keys = Keys::Folder { path: &file, config: &config, tied: family.tied };
     let numbers = (family.config)(&keys)?;
     let tensors = formats::open_shards(path)?;
+    // Before the tokenizer, which takes its time: a folder that does not fit is told at once.
+    let source = Source::Folder;
+    Shapes { path, source, family, config: &numbers, tensors: &tensors }.bindings()?;
     let place = path.join(TOKENIZER);
     if !place.exists() {
         return Err(Error::NoFile { path: path.to_owned(), name: TOKENIZER });

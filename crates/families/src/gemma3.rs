@@ -31,7 +31,7 @@ pub(crate) const FAMILY: Family = Family {
 };
 
 /// Layers from one that sees everything to the next, where the file does not say.
-const PATTERN: usize = 6;
+pub(crate) const PATTERN: usize = 6;
 /// θ of layers that see only the last positions, where the file does not say.
 const NEAR_THETA: f64 = 10_000.0;
 /// Layers of the largest model, whose scores are scaled by C/H instead of D.
@@ -80,6 +80,7 @@ fn near_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<usize>, Error> {
         }
         return Ok((0..layers).filter(|&i| kinds[i] == "sliding_attention").collect());
     }
-    let pattern = keys.size(("", "sliding_window_pattern"))?.unwrap_or(PATTERN).max(1);
+    let key = ("attention.sliding_window_pattern", "sliding_window_pattern");
+    let pattern = keys.size(key)?.unwrap_or(PATTERN).max(1);
     Ok((0..layers).filter(|i| !(i + 1).is_multiple_of(pattern)).collect())
 }

@@ -1,7 +1,7 @@
 //! A GGUF file: the family by its architecture, the tokenizer from its keys.
 
-use crate::checkpoint::{Checkpoint, Source};
-use crate::keys::Keys;
+use crate::checkpoint::{Checkpoint, Shapes, Source};
+use crate::keys::{KeyTensors, Keys};
 use crate::{ALL, Error};
 use formats::{Gguf, KeyError, Metadata};
 use std::path::Path;
@@ -22,7 +22,7 @@ const ENDS: [&str; 8] = [
 const BEGIN: [&str; 3] = ["llama-bpe", "llama3", "tekken"];
 
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
-    let Gguf { metadata, tensors } = Gguf::open(path)?;
+    let Gguf { metadata, tensors, .. } = Gguf::open(path)?;
     let typed =
         |source: KeyError| Error::Gguf(formats::GgufError::Key { path: path.to_owned(), source });
     let key = "general.architecture";
@@ -35,8 +35,12 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
         return Err(Error::Family { path: path.to_owned(), key, found, known });
     };
     let prefix = family.architecture;
-    let keys = Keys::Gguf { path, prefix, metadata: &metadata, tensors: &tensors };
+    let said = KeyTensors::of(&tensors);
+    let keys = Keys::Gguf { path, prefix, metadata: &metadata, tensors: &said };
     let config = (family.config)(&keys)?;
+    // Before the tokenizer, which takes its time: a file that does not fit is told at once.
+    let source = Source::Gguf;
+    Shapes { path, source, family, config: &config, tensors: &tensors }.bindings()?;
     let (tokenizer, ends, bos) = tokenizer(path, &metadata)?;
     let text = |key: &str| metadata.text(key).map_err(typed).map(|t| t.map(str::to_owned));
     let pre = text("tokenizer.ggml.pre")?.unwrap_or_default();
@@ -87,7 +91,7 @@ fn tokenizer(
         tokens,
         scores: metadata.floats(&name("scores")).map_err(typed)?.unwrap_or(&[]),
         types: metadata.wholes(&name("token_type")).map_err(typed)?.unwrap_or(&[]),
-        merges: metadata.texts(&name("merges")).map_err(typed)?.unwrap_or(&[]),
+        merges: metadata.texts(&name("merges")).map_err(typed)?,
         specials: Specials {
             pad: id("padding_token_id")?,
             // Bytes leave nothing unknown.

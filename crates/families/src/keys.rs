@@ -1,12 +1,38 @@
 //! The numbers of a model under two names: the GGUF key and the one of `config.json`.
 
 use crate::Error;
-use formats::{KeyError, Metadata, TensorStore};
+use formats::{KeyError, Metadata, TensorStore, dequantise};
 use serde_json::Value;
 use std::path::Path;
 
 /// A number's two names: (GGUF key behind the architecture's prefix, key of `config.json`).
 pub(crate) type Pair = (&'static str, &'static str);
+
+/// What a GGUF file's tensors say of a model's numbers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeyTensors {
+    /// Rows of the token table.
+    pub(crate) vocab: Option<usize>,
+    /// Whether there is an output projection of its own.
+    pub(crate) has_head: bool,
+    /// What each frequency of rotary positions is divided by.
+    pub(crate) rope_factors: Option<Vec<f32>>,
+}
+
+impl KeyTensors {
+    pub(crate) fn of(tensors: &TensorStore) -> KeyTensors {
+        let factors = tensors.get("rope_freqs.weight").map(|tensor| {
+            let mut factors = vec![0.0; tensor.len()];
+            dequantise(tensor.kind, tensor.bytes, &mut factors);
+            factors
+        });
+        KeyTensors {
+            vocab: tensors.get("token_embd.weight").and_then(|t| t.shape.first().copied()),
+            has_head: tensors.get("output.weight").is_some(),
+            rope_factors: factors,
+        }
+    }
+}
 
 /// Where the numbers stand.
 pub(crate) enum Keys<'a> {
@@ -18,8 +44,8 @@ pub(crate) enum Keys<'a> {
         prefix: &'a str,
         /// The keys.
         metadata: &'a Metadata,
-        /// The tensors.
-        tensors: &'a TensorStore,
+        /// What its tensors say of the numbers.
+        tensors: &'a KeyTensors,
     },
     /// In a `config.json`.
     Folder {
@@ -148,15 +174,14 @@ impl Keys<'_> {
         let Keys::Gguf { tensors, path, .. } = self else {
             return self.need_size(("vocab_size", "vocab_size"));
         };
-        let table = tensors.get("token_embd.weight").and_then(|t| t.shape.first().copied());
         let name = || "token_embd.weight".to_owned();
-        table.ok_or_else(|| Error::MissingTensor { path: path.to_path_buf(), name: name() })
+        tensors.vocab.ok_or_else(|| Error::MissingTensor { path: path.to_path_buf(), name: name() })
     }
 
     /// Whether the output projection is the token embedding: a GGUF file then lacks the other.
     pub(crate) fn tied(&self) -> Result<bool, Error> {
         match self {
-            Keys::Gguf { tensors, .. } => Ok(tensors.get("output.weight").is_none()),
+            Keys::Gguf { tensors, .. } => Ok(!tensors.has_head),
             Keys::Folder { tied, .. } => Ok(self.flag("tie_word_embeddings")?.unwrap_or(*tied)),
         }
     }

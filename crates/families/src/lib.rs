@@ -7,24 +7,29 @@
 
 mod binding;
 mod checkpoint;
+mod convert;
 mod error;
 mod export;
 mod family;
 mod folder;
 mod gemma3;
 mod gguf;
+mod gguf_keys;
 mod gpt2;
 mod keys;
 mod llama;
+mod mix;
 mod qwen2;
 mod qwen3;
 mod rope;
 
 pub use binding::{Binding, Stored};
 pub use checkpoint::{Checkpoint, Source, is_published};
+pub use convert::{ConvertError, Converted, Progress, Target, Watch, convert};
 pub use error::Error;
 pub use export::{ExportError, Words, can_export, export};
 pub use family::Family;
+pub use mix::Mix;
 
 /// Every family.
 pub const ALL: [&Family; 5] =

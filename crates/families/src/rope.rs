@@ -2,7 +2,6 @@
 
 use crate::Error;
 use crate::keys::Keys;
-use formats::dequantise;
 use models::RopeScaling;
 use serde_json::Value;
 
@@ -20,9 +19,7 @@ pub(crate) fn rope(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>), Error>
 fn gguf(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>), Error> {
     let Keys::Gguf { tensors, .. } = keys else { return Ok((10_000.0, None)) };
     let theta = keys.number(("rope.freq_base", ""))?.unwrap_or(10_000.0);
-    if let Some(tensor) = tensors.get("rope_freqs.weight") {
-        let mut factors = vec![0.0; tensor.len()];
-        dequantise(tensor.kind, tensor.bytes, &mut factors);
+    if let Some(factors) = tensors.rope_factors.clone() {
         return Ok((theta, Some(RopeScaling::Factors { factors })));
     }
     let number = |key| keys.number((key, ""));

@@ -154,7 +154,7 @@ fn what_cannot_be_run_is_named() {
     refused("llama", &[("hidden_size", 25.into())], &[], &["embed_tokens", "[262, 25]"]);
     refused("llama", &[("hidden_size", "many".into())], &[], &["hidden_size", "many", "a size"]);
     refused("llama", &[("intermediate_size", 41.into())], &[], &["gate_proj", "[41, 24]"]);
-    refused("llama", &[("vocab_size", 100.into())], &[], &["260 tokens", "100 rows"]);
+    refused("llama", &[("vocab_size", 100.into())], &[], &["[262, 24]", "[100, 24]"]);
     refused("llama", &[("num_hidden_layers", 3.into())], &[], &["model.layers.2", "missing"]);
     refused("llama", &[("num_hidden_layers", Value::Null)], &[], &["num_hidden_layers"]);
     refused("llama", &[("num_hidden_layers", 1_000_000_000.into())], &[], &["num_hidden_layers"]);

@@ -8,6 +8,7 @@ use crate::metadata::{MetaValue, Metadata};
 use crate::store::{Entry, TensorStore};
 use crate::{GgufError as Error, TensorKind, hint};
 use ledger::MappedFile;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The first four bytes.
@@ -30,6 +31,8 @@ pub struct Gguf {
     pub metadata: Metadata,
     /// The tensors of all parts.
     pub tensors: TensorStore,
+    /// Where the (first) file has the type and value of each key, in its order.
+    keys: Vec<(String, Range<usize>)>,
 }
 
 impl Gguf {
@@ -39,11 +42,11 @@ impl Gguf {
     /// What does not hold, with the file, the place, what was found and what was expected.
     pub fn open(path: &Path) -> Result<Gguf, Error> {
         let mut tensors = TensorStore::default();
-        let metadata = add_part(path, &mut tensors)?;
+        let (metadata, places) = add_part(path, &mut tensors)?;
         let keys = |e: crate::KeyError| Error::Key { path: path.to_owned(), source: e };
         let parts = metadata.size("split.count").map_err(keys)?.unwrap_or(1);
         if parts <= 1 {
-            return Ok(Gguf { metadata, tensors });
+            return Ok(Gguf { metadata, tensors, keys: places });
         }
         let expected = metadata.size("split.tensors.count").map_err(keys)?;
         let names = part_names(path, parts)?;
@@ -51,7 +54,7 @@ impl Gguf {
         let mut first = None;
         for (number, name) in names.iter().enumerate() {
             let part = add_part(name, &mut all)?;
-            check_part(name, &part, number, parts)?;
+            check_part(name, &part.0, number, parts)?;
             first.get_or_insert(part);
         }
         let found = all.names.len();
@@ -59,9 +62,21 @@ impl Gguf {
             let path = path.to_owned();
             return Err(Error::Parts { path, what: "tensors in all parts", found, expected });
         }
-        Ok(Gguf { metadata: first.unwrap_or_default(), tensors: all })
+        let (metadata, keys) = first.unwrap_or_default();
+        Ok(Gguf { metadata, tensors: all, keys })
+    }
+
+    /// The keys in the order of the (first) file, with type and value as they stand there.
+    pub fn raw_keys(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let file = self.tensors.files.first();
+        self.keys
+            .iter()
+            .filter_map(move |(name, range)| Some((name.as_str(), file?.1.get(range.clone())?)))
     }
 }
+
+/// Keys with their values, and where type and value of each stand in the file.
+type Keys = (Metadata, Vec<(String, Range<usize>)>);
 
 /// A part says that it is part `number` of `parts`.
 fn check_part(path: &Path, part: &Metadata, number: usize, parts: usize) -> Result<(), Error> {
@@ -94,7 +109,7 @@ fn part_names(path: &Path, parts: usize) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Reads one file's head and adds its tensors.
-fn add_part(path: &Path, to: &mut TensorStore) -> Result<Metadata, Error> {
+fn add_part(path: &Path, to: &mut TensorStore) -> Result<Keys, Error> {
     let map = MappedFile::open(path).map_err(|source| Error::Io {
         path: path.to_owned(),
         advice: hint(&source),
@@ -103,7 +118,7 @@ fn add_part(path: &Path, to: &mut TensorStore) -> Result<Metadata, Error> {
     let mut reader = Reader { path, bytes: &map, at: 0 };
     let (tensor_count, key_count) = reader.header()?;
     let metadata = reader.metadata(key_count)?;
-    let alignment = reader.alignment(&metadata)?;
+    let alignment = reader.alignment(&metadata.0)?;
     let mut records = Vec::with_capacity(tensor_count);
     for index in 0..tensor_count {
         records.push(reader.tensor(index)?);
@@ -136,7 +151,7 @@ fn place(
     start: usize,
     alignment: usize,
     records: &[Record],
-) -> Result<Vec<std::ops::Range<usize>>, Error> {
+) -> Result<Vec<Range<usize>>, Error> {
     let available = file.saturating_sub(start);
     let mut ranges = Vec::with_capacity(records.len());
     for record in records {
@@ -269,17 +284,19 @@ impl Reader<'_> {
         Ok((tensors, keys))
     }
 
-    fn metadata(&mut self, count: usize) -> Result<Metadata, Error> {
-        let mut metadata = Metadata::default();
+    fn metadata(&mut self, count: usize) -> Result<Keys, Error> {
+        let (mut metadata, mut places) = (Metadata::default(), Vec::new());
         for index in 0..count {
             let key = self.text(&format!("name of key {index}"), LONGEST_NAME)?;
+            let from = self.at;
             let kind = self.u32(&format!("type of key {key}"))?;
             let value = self.value(&key, kind)?;
+            places.push((key.clone(), from..self.at));
             if metadata.values.insert(key.clone(), value).is_some() {
                 return Err(Error::Twice { path: self.path.to_owned(), what: "key", name: key });
             }
         }
-        Ok(metadata)
+        Ok((metadata, places))
     }
 
     fn value(&mut self, key: &str, kind: u32) -> Result<MetaValue, Error> {

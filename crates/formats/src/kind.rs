@@ -85,6 +85,11 @@ impl TensorKind {
         (values / self.block_len()).checked_mul(self.block_bytes())
     }
 
+    /// Its number in a GGUF file.
+    pub(crate) const fn number(self) -> u32 {
+        self.facts().0
+    }
+
     /// The kind with that number in a GGUF file; otherwise what to call it.
     pub(crate) fn from_gguf(number: u32) -> Result<TensorKind, String> {
         if let Some(kind) = TensorKind::ALL.into_iter().find(|k| k.facts().0 == number) {

@@ -1,5 +1,6 @@
 //! The keys and values at the head of a GGUF file.
 
+use crate::KeyValue;
 use std::collections::HashMap;
 
 /// A value of a key.
@@ -43,6 +44,28 @@ impl MetaValue {
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
     pub(crate) values: HashMap<String, MetaValue>,
+}
+
+impl<'a> FromIterator<&'a (String, KeyValue)> for Metadata {
+    /// What a reader will find of keys that are to be written; raw ones are left out.
+    fn from_iter<I: IntoIterator<Item = &'a (String, KeyValue)>>(keys: I) -> Metadata {
+        let read = |value: &KeyValue| {
+            Some(match value {
+                KeyValue::U32(n) => MetaValue::Whole(i128::from(*n)),
+                KeyValue::F32(x) => MetaValue::Float(f64::from(*x)),
+                KeyValue::Bool(b) => MetaValue::Bool(*b),
+                KeyValue::Text(t) => MetaValue::Text(t.clone()),
+                KeyValue::Texts(all) => MetaValue::Texts(all.clone()),
+                KeyValue::Wholes(all) => {
+                    MetaValue::Wholes(all.iter().map(|&n| i64::from(n)).collect())
+                }
+                KeyValue::Floats(all) => MetaValue::Floats(all.clone()),
+                KeyValue::Raw(_) => return None,
+            })
+        };
+        let values = keys.into_iter().filter_map(|(key, value)| Some((key.clone(), read(value)?)));
+        Metadata { values: values.collect() }
+    }
 }
 
 /// A key whose value is not of the type it must be.

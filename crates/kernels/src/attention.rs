@@ -6,6 +6,7 @@
 //! query's result is one chain over the keys before it, so neither the chunking of a prompt nor
 //! what follows changes its bits. After Dao et al., "FlashAttention", arXiv 2205.14135.
 
+use crate::kv::{KvKind, bytes};
 use crate::lanes::{LANES, Lanes, stamp};
 use crate::math;
 use crate::matmul::{Init, Strided, block, gather_raw};
@@ -41,15 +42,18 @@ impl AttentionShape {
 }
 
 /// Keys and values of one sequence, in pages: position j stands at row
-/// `pages[j / page_tokens]·page_tokens + j % page_tokens`, and what head g has of a row starts at
-/// `row·stride + g·D`. What a page holds and where it lies changes no bit of a result.
+/// `pages[j / page_tokens]·page_tokens + j % page_tokens`; rows start `stride` words of four bytes
+/// apart, and the heads of a row stand end to end. What a page holds and where it lies changes no
+/// bit of a result.
 #[derive(Clone, Copy, Debug)]
 pub struct Kv<'a> {
-    /// Keys.
+    /// Keys; raw bits where `kind` is not F32.
     pub keys: &'a [f32],
-    /// Values.
+    /// Values, alike.
     pub values: &'a [f32],
-    /// Distance of neighbouring rows.
+    /// How both are kept.
+    pub kind: KvKind,
+    /// Distance of neighbouring rows in words.
     pub stride: usize,
     /// The page table.
     pub pages: &'a [u32],
@@ -60,15 +64,16 @@ pub struct Kv<'a> {
 impl<'a> Kv<'a> {
     /// Positions in order from the beginning: a single page.
     pub fn whole(keys: &'a [f32], values: &'a [f32], stride: usize) -> Kv<'a> {
-        Kv { keys, values, stride, pages: &[0], page_tokens: usize::MAX }
+        let (kind, pages) = (KvKind::F32, &[0]);
+        Kv { keys, values, kind, stride, pages, page_tokens: usize::MAX }
     }
 
-    /// Copies what a head has of `count` positions from `from` on, end to end.
+    /// Copies what head `group` has of `count` positions from `from` on, end to end, as f32.
     fn gather(
         &self,
         from: usize,
         count: usize,
-        offset: usize,
+        group: usize,
         keys: &mut [f32],
         values: &mut [f32],
         d: usize,
@@ -78,14 +83,33 @@ impl<'a> Kv<'a> {
             let position = from + done;
             let (page, inside) = (position / self.page_tokens, position % self.page_tokens);
             let run = (count - done).min(self.page_tokens - inside);
-            let at = (self.pages[page] as usize * self.page_tokens + inside) * self.stride + offset;
-            gather(&self.keys[at..], self.stride, run, d, &mut keys[done * d..]);
-            gather(&self.values[at..], self.stride, run, d, &mut values[done * d..]);
+            let row = (self.pages[page] as usize * self.page_tokens + inside) * self.stride;
+            self.gather_run(self.keys, (row, group), run, d, &mut keys[done * d..]);
+            self.gather_run(self.values, (row, group), run, d, &mut values[done * d..]);
             done += run;
         }
     }
 
-    /// Whether the pages hold so many positions, of which `width` values each are read.
+    /// The same of neighbouring rows, from the word `row` on.
+    fn gather_run(
+        &self,
+        words: &[f32],
+        (row, group): (usize, usize),
+        count: usize,
+        d: usize,
+        to: &mut [f32],
+    ) {
+        if self.kind == KvKind::F32 {
+            return gather(&words[row + group * d..], self.stride, count, d, to);
+        }
+        let (stored, size) = (bytes(words), self.kind.head_bytes(d));
+        for (i, out) in to.chunks_exact_mut(d).take(count).enumerate() {
+            let at = 4 * (row + i * self.stride) + group * size;
+            self.kind.load(&stored[at..at + size], d, out);
+        }
+    }
+
+    /// Whether the pages hold so many positions, of which `width` words each are read.
     fn holds(&self, positions: usize, width: usize) -> bool {
         let pages = positions.div_ceil(self.page_tokens);
         let (keys, values) = (self.keys.len(), self.values.len());
@@ -179,7 +203,7 @@ pub fn attention_forward(
         let first_tile = shape.first_seen(position) / KEY_TILE * KEY_TILE;
         for tile in (first_tile..position + count).step_by(KEY_TILE) {
             let keys = KEY_TILE.min(position + count - tile);
-            segment.kv.gather(tile, keys, group * d, key_rows, value_rows, d);
+            segment.kv.gather(tile, keys, group, key_rows, value_rows, d);
             // SAFETY: scratch holds whole lines and whole tiles.
             unsafe {
                 let k = Strided { start: key_rows.as_ptr(), row: d, col: 1 };
@@ -386,7 +410,8 @@ fn check(shape: &AttentionShape, segments: &[Segment], rows: usize, q_len: usize
     for s in segments.iter().filter(|s| s.queries > 0) {
         assert!(s.row + s.queries <= rows, "attention: a segment lies in the batch");
         assert!((s.row + s.queries - 1) * q_stride + h * d <= q_len, "attention: queries");
-        assert!(s.kv.holds(s.past + s.queries, g * d), "attention: keys and values");
+        let width = s.kv.kind.row_words(g, d);
+        assert!(s.kv.holds(s.past + s.queries, width), "attention: keys and values");
     }
 }
 
@@ -812,7 +837,15 @@ mod tests {
                     keys[row * 8..][..8].copy_from_slice(&k[j * 8..][..8]);
                     values[row * 8..][..8].copy_from_slice(&v[j * 8..][..8]);
                 }
-                let kv = Kv { keys: &keys, values: &values, stride: 8, pages: &pages, page_tokens };
+                let kind = KvKind::F32;
+                let kv = Kv {
+                    keys: &keys,
+                    values: &values,
+                    kind,
+                    stride: 8,
+                    pages: &pages,
+                    page_tokens,
+                };
                 assert_eq!(whole, run(kv, &[n]), "pages of {page_tokens}");
                 assert_eq!(whole, run(kv, &[7, 64, 1, 63, 15]), "pages of {page_tokens}");
             }

@@ -29,6 +29,30 @@ pub(crate) trait Lanes: Copy {
             }
         }
     }
+    /// Sixteen upper halves of f32.
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller gives sixteen readable halves.
+        let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+        let values = bits.map(|b| f32::from_bits(u32::from(b) << 16));
+        // SAFETY: the array holds sixteen values.
+        unsafe { Self::load(values.as_ptr()) }
+    }
+    /// Sixteen half-precision numbers, exactly.
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // SAFETY: the caller gives sixteen readable halves.
+        unsafe { Self::load(crate::kv::widen_sixteen(p).as_ptr()) }
+    }
+    /// Sixteen i8.
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the caller gives sixteen readable bytes.
+        let codes = unsafe { p.cast::<[i8; LANES]>().read_unaligned() };
+        let values = codes.map(f32::from);
+        // SAFETY: the array holds sixteen values.
+        unsafe { Self::load(values.as_ptr()) }
+    }
     /// Asks for the values at p, which need not be readable.
     #[inline(always)]
     fn prefetch(_p: *const f32) {}
@@ -206,6 +230,17 @@ mod x86 {
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
         #[inline(always)]
+        unsafe fn load_bf16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX2 and gives sixteen readable halves.
+            unsafe {
+                let half = |p: *const u16| {
+                    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+                };
+                Avx2(half(p), half(p.add(8)))
+            }
+        }
+        #[inline(always)]
         fn prefetch(p: *const f32) {
             // SAFETY: a prefetch reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
@@ -311,6 +346,27 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
+            unsafe {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
+            unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const i8) -> Self {
+            // SAFETY: the caller has AVX-512 and gives sixteen readable bytes.
+            unsafe {
+                let codes = _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()));
+                Avx512(_mm512_cvtepi32_ps(codes))
+            }
+        }
         #[inline(always)]
         unsafe fn store_i8(self, p: *mut i8) {
             // SAFETY: the caller gives sixteen writable bytes.

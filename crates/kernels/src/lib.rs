@@ -14,8 +14,10 @@
 mod amx;
 mod attention;
 mod elementwise;
+mod halves;
 mod head;
 mod isa;
+mod kv;
 mod lanes;
 mod math;
 mod matmul;
@@ -38,11 +40,13 @@ pub use elementwise::{
     gelu_forward, gelu_tanh_backward, gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward,
     swiglu_forward,
 };
+pub use halves::{HalfKind, HalfMatrix, half_matmul};
 pub use head::{
     HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
     logits_workspace, row_losses,
 };
 pub use isa::Isa;
+pub use kv::KvKind;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use norm::{
     HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,

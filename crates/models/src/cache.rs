@@ -7,7 +7,7 @@
 use crate::model::Model;
 use crate::runner::Error;
 use crate::{ModelConfig, TransformerConfig};
-use kernels::Kv;
+use kernels::{Kv, KvKind};
 use ledger::{Account, Buffer, Plan, Spec};
 
 /// The past of one sequence.
@@ -32,13 +32,18 @@ pub struct KvCache {
 /// Keys and values of many sequences, in pages of a fixed number of tokens.
 #[derive(Debug)]
 pub struct KvPool {
-    /// Per layer: pages×page_tokens×(G·D) keys.
+    /// Per layer: pages×page_tokens rows of keys (G·D, raw bits where `kind` is not F32).
     keys: Vec<Buffer<f32>>,
-    /// Per layer: pages×page_tokens×(G·D) values.
+    /// Per layer: pages×page_tokens rows of values, alike.
     values: Vec<Buffer<f32>>,
+    kind: KvKind,
     page_tokens: usize,
+    /// D.
+    head_size: usize,
     /// G·D.
     width: usize,
+    /// Words of four bytes that a row takes.
+    row: usize,
 }
 
 /// The past of one sequence in a pool.
@@ -128,7 +133,7 @@ impl Past<'_> {
 }
 
 fn specs(config: &TransformerConfig, positions: usize) -> impl Iterator<Item = Spec> {
-    let len = positions * config.kv_heads() * config.head_size();
+    let len = positions * config.kv.row_words(config.kv_heads(), config.head_size());
     (0..2 * config.num_hidden_layers).map(move |i| {
         let what = if i % 2 == 0 { "keys" } else { "values" };
         Spec::new(format!("layer {} {what}", i / 2), Account::KvCache, len)
@@ -136,7 +141,7 @@ fn specs(config: &TransformerConfig, positions: usize) -> impl Iterator<Item = S
 }
 
 impl KvPool {
-    /// What a pool will take: 2·L·pages·page_tokens·G·D·4 bytes.
+    /// What a pool will take: 2·L·pages·page_tokens·G·D values of the kind that `config.kv` says.
     pub fn plan(config: &TransformerConfig, pages: usize, page_tokens: usize) -> Plan {
         let mut plan = Plan::default();
         specs(config, pages * page_tokens).for_each(|s| plan.add(&s));
@@ -158,14 +163,16 @@ impl KvPool {
             keys.push(k?);
             values.push(v?);
         }
-        let width = config.kv_heads() * config.head_size();
-        Ok(KvPool { keys, values, page_tokens, width })
+        let (heads, head_size, kind) = (config.kv_heads(), config.head_size(), config.kv);
+        let (width, row) = (heads * head_size, kind.row_words(heads, head_size));
+        Ok(KvPool { keys, values, kind, page_tokens, head_size, width, row })
     }
 
     /// One layer of a sequence.
     pub(crate) fn layer<'a>(&'a self, layer: usize, pages: &'a [u32]) -> Kv<'a> {
         let (keys, values) = (&self.keys[layer][..], &self.values[layer][..]);
-        Kv { keys, values, stride: self.width, pages, page_tokens: self.page_tokens }
+        let (kind, page_tokens) = (self.kind, self.page_tokens);
+        Kv { keys, values, kind, stride: self.row, pages, page_tokens }
     }
 
     /// Copies keys and values out of rows of q, k, v to the positions after those filled.
@@ -177,19 +184,20 @@ impl KvPool {
         stride: usize,
         from: usize,
     ) {
-        let width = self.width;
+        let (width, d) = (self.width, self.head_size);
         for (i, row) in rows.chunks_exact(stride).enumerate() {
             let (page, inside) = ((to.len + i) / self.page_tokens, (to.len + i) % self.page_tokens);
-            let at = (to.pages[page] as usize * self.page_tokens + inside) * width;
-            self.keys[layer][at..at + width].copy_from_slice(&row[from..from + width]);
-            self.values[layer][at..at + width]
-                .copy_from_slice(&row[from + width..from + 2 * width]);
+            let at = (to.pages[page] as usize * self.page_tokens + inside) * self.row;
+            let place = at..at + self.row;
+            self.kind.store(&row[from..from + width], d, &mut self.keys[layer][place.clone()]);
+            let values = &row[from + width..from + 2 * width];
+            self.kind.store(values, d, &mut self.values[layer][place]);
         }
     }
 }
 
 impl Cache {
-    /// What a cache for `capacity` tokens will take: 2·L·capacity·G·D·4 bytes for a transformer.
+    /// What a cache for `capacity` tokens will take: 2·L·capacity·G·D values for a transformer.
     pub fn plan(config: &ModelConfig, capacity: usize) -> Plan {
         match config {
             ModelConfig::Transformer(c) => KvPool::plan(c, 1, capacity),
@@ -220,7 +228,7 @@ impl Cache {
             Cache::Kv(old) => {
                 let mut new = Cache::new(model, old.pool.page_tokens)?;
                 if let Cache::Kv(new) = &mut new {
-                    let used = old.len * old.pool.width;
+                    let used = old.len * old.pool.row;
                     let pairs = old.pool.keys.iter().chain(&old.pool.values);
                     let places = new.pool.keys.iter_mut().chain(&mut new.pool.values);
                     pairs.zip(places).for_each(|(from, to)| {

@@ -90,6 +90,9 @@ pub struct TransformerConfig {
     /// Matrices that are kept quantised: what the weights' file says.
     #[serde(skip)]
     pub storage: tensor::Storage,
+    /// How keys and values are kept between steps: what whoever runs the model says.
+    #[serde(skip)]
+    pub kv: kernels::KvKind,
 }
 
 /// Which norm.
@@ -226,6 +229,12 @@ fn require_size(field: &'static str, found: usize, most: usize) -> Result<(), Co
 }
 
 impl TransformerConfig {
+    /// Whether a matrix is kept quantised; those in 16 bits are not.
+    pub fn is_quantised(&self) -> bool {
+        let mut kinds = self.storage.values().flatten();
+        kinds.any(|(kind, _)| matches!(kind, tensor::MatrixKind::Quant(_)))
+    }
+
     /// The small causal transformer of the email experiment: 620,192 parameters at V = 4,000.
     pub fn email(vocab_size: usize, max_len: usize) -> TransformerConfig {
         TransformerConfig {
@@ -252,6 +261,7 @@ impl TransformerConfig {
             query_pre_attn_scalar: None,
             rope_scaling: None,
             sliding_window: None,
+            kv: kernels::KvKind::F32,
             final_logit_softcapping: None,
             storage: tensor::Storage::new(),
         }
@@ -379,8 +389,8 @@ impl ModelConfig {
         match self {
             ModelConfig::Transformer(c) if !c.storage.is_empty() => Err(ConfigError {
                 field: "storage",
-                found: "quantised".to_owned(),
-                expected: "quantised matrices have no gradient; load the weights as floats"
+                found: "in panels".to_owned(),
+                expected: "matrices that are quantised or in 16 bits have no gradient; load the weights as floats"
                     .to_owned(),
             }),
             _ => Ok(()),
@@ -458,7 +468,7 @@ mod tests {
     fn what_cannot_be_trained_is_named() {
         let mut c = TransformerConfig::email(4000, 64);
         assert_eq!(ModelConfig::Transformer(c.clone()).check_trainable(), Ok(()));
-        let part = vec![(tensor::QuantKind::Q8_0, 4000)];
+        let part = vec![(tensor::MatrixKind::Quant(tensor::QuantKind::Q8_0), 4000)];
         c.storage.insert("head.weight".to_owned(), part);
         let config = ModelConfig::Transformer(c);
         assert_eq!(config.check_trainable().unwrap_err().field, "storage");

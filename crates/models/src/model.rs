@@ -112,6 +112,14 @@ impl Model {
         &self.config
     }
 
+    /// Keeps keys and values so from now on, in caches and pools that are made later; a network
+    /// without any is as before.
+    pub fn keep_kv_as(&mut self, kind: kernels::KvKind) {
+        if let ModelConfig::Transformer(config) = &mut self.config {
+            config.kv = kind;
+        }
+    }
+
     /// C: values of what the output projection reads.
     pub fn width(&self) -> usize {
         self.network.width()

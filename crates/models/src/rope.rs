@@ -61,7 +61,47 @@ pub struct SlidingWindow {
     pub rope_theta: Option<f64>,
 }
 
+/// (factor, low and high frequency factor, context trained on) that published models of the
+/// [`RopeScaling::Llama3`] kind have.
+const LLAMA3: [(f64, f64, f64, usize); 2] = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192)];
+
 impl RopeScaling {
+    /// The same as a number for each frequency, where it is nothing else than that.
+    #[must_use]
+    pub fn as_factors(&self, head_dim: usize, theta: f64) -> Option<Vec<f32>> {
+        match *self {
+            RopeScaling::Factors { ref factors } => Some(factors.clone()),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position_embeddings: original,
+            } => {
+                let divisor = |i: usize| {
+                    let f = theta.powf(-((2 * i) as f64) / head_dim as f64);
+                    (1.0 / llama3_share(f, factor, (low, high), original)) as f32
+                };
+                Some((0..head_dim / 2).map(divisor).collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// The published scaling whose numbers these factors are.
+    #[must_use]
+    pub fn from_factors(factors: &[f32], theta: f64) -> Option<RopeScaling> {
+        let candidates = LLAMA3.map(|(factor, low, high, original)| RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_max_position_embeddings: original,
+        });
+        candidates.into_iter().find(|candidate| {
+            let own = candidate.as_factors(2 * factors.len(), theta).unwrap_or_default();
+            own.iter().zip(factors).all(|(a, b)| (a - b).abs() <= 1e-4 * a)
+        })
+    }
+
     /// Rotary positions of heads of `head_dim` with base `theta`, stretched.
     pub(crate) fn rotary(&self, head_dim: usize, theta: f64) -> Rotary {
         let plain = Rotary::new(head_dim, theta);
@@ -72,11 +112,7 @@ impl RopeScaling {
                 low_freq_factor: low,
                 high_freq_factor: high,
                 original_max_position_embeddings: original,
-            } => plain.scaled(1.0, |_, f| {
-                let turns = original as f64 * f / std::f64::consts::TAU;
-                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-                f * (kept + (1.0 - kept) / factor)
-            }),
+            } => plain.scaled(1.0, |_, f| f * llama3_share(f, factor, (low, high), original)),
             RopeScaling::Yarn {
                 factor,
                 original_max_position_embeddings: original,
@@ -153,6 +189,13 @@ impl RopeScaling {
             }
         }
     }
+}
+
+/// What is left of a frequency: all of short waves, 1/factor of long ones.
+fn llama3_share(frequency: f64, factor: f64, (low, high): (f64, f64), original: usize) -> f64 {
+    let turns = original as f64 * frequency / std::f64::consts::TAU;
+    let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+    kept + (1.0 - kept) / factor
 }
 
 impl SlidingWindow {

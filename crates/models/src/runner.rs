@@ -15,7 +15,7 @@ use kernels::{
 use ledger::{Account, Buffer, Plan, Spec};
 use std::cell::RefCell;
 use std::sync::Arc;
-use tensor::ops::quantised_product;
+use tensor::ops::packed_product;
 use tensor::{Packed, Parameters};
 
 pub use crate::model::Error;
@@ -306,7 +306,7 @@ impl Runner {
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let (ids, best) = (&mut self.best_ids[..rows], &mut self.outer.best[..rows]);
-        if weights.layout().is_quantised(head.weight) {
+        if weights.layout().is_packed(head.weight) {
             let vocab = model.config().vocab_size();
             let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
             let rounded = RefCell::new(&mut self.outer.rounded[..]);
@@ -315,7 +315,7 @@ impl Runner {
                 let chunk = first..rows.min(first + QUANT_HEAD_ROWS);
                 let x = &hidden[chunk.start * width..chunk.end * width];
                 let z = &mut self.outer.head[..chunk.len() * vocab];
-                quantised_product(&self.team, weights, head.weight, bias, &packed, x, z, vocab, 0);
+                packed_product(&self.team, weights, head.weight, bias, &packed, x, z, vocab, 0);
                 if let Some(limit) = model.config().soft_cap() {
                     kernels::soft_cap(&self.team, z, limit);
                 }
@@ -372,11 +372,11 @@ impl Runner {
             let x = &hidden[run[0] * width..(run[0] + run.len()) * width];
             let out = &mut logits[done * vocab..(done + run.len()) * vocab];
             done += run.len();
-            if weights.layout().is_quantised(head.weight) {
+            if weights.layout().is_packed(head.weight) {
                 let rounded = RefCell::new(&mut self.outer.rounded[..]);
                 let packed = Packed { matrices: &[], rounded };
                 let id = head.weight;
-                quantised_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
+                packed_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
                 if let Some(limit) = model.config().soft_cap() {
                     kernels::soft_cap(&self.team, out, limit);
                 }

@@ -254,7 +254,7 @@ impl Transformer {
 
     /// Room for the widest rows that a quantised matrix reads.
     pub(crate) fn rounded_len(&self, rows: usize) -> usize {
-        if self.config.storage.is_empty() {
+        if !self.config.is_quantised() {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);

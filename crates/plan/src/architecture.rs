@@ -90,7 +90,8 @@ impl Architecture {
     /// What kind of numbers the products with its weights are made of, as this program runs it.
     pub fn own_weights(&self) -> crate::NumberKind {
         match &self.config {
-            ModelConfig::Transformer(c) if !c.storage.is_empty() => crate::NumberKind::Q4,
+            // Halves are widened in registers: their arithmetic is that of F32.
+            ModelConfig::Transformer(c) if c.is_quantised() => crate::NumberKind::Q4,
             _ => crate::NumberKind::F32,
         }
     }
@@ -151,12 +152,12 @@ fn has_weights(path: &Path) -> bool {
     entries.into_iter().any(|e| e.path().extension().is_some_and(|x| x == "safetensors"))
 }
 
-/// Published files that this program runs: quantised matrices stay quantised.
+/// Published files that this program runs: matrices stay as stored.
 fn weights(name: &str, path: &Path) -> Result<Architecture, Error> {
     let before = ledger::anonymous_bytes();
     let mut checkpoint = families::Checkpoint::open(path)?;
     let opened_bytes = ledger::anonymous_bytes().saturating_sub(before);
-    checkpoint.keep_quantised()?;
+    checkpoint.keep_as_stored()?;
     let files = checkpoint.tensors.paths();
     let file_bytes = files.filter_map(|f| std::fs::metadata(f).ok()).map(|m| m.len()).sum();
     let notes = checkpoint.notes.clone();

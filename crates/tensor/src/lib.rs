@@ -10,6 +10,8 @@
 pub mod ops;
 mod parameters;
 
-pub use kernels::{PANEL_ROWS, QUANT_BLOCK, QuantBlock, QuantKind, pack_panel};
+pub use kernels::{HalfKind, PANEL_ROWS, QUANT_BLOCK, QuantBlock, QuantKind, pack_panel};
 pub use ops::Packed;
-pub use parameters::{Initial, Layout, ParamId, ParameterSpec, Parameters, QuantPart, Storage};
+pub use parameters::{
+    Initial, Layout, MatrixKind, Panels, ParamId, ParameterSpec, Parameters, QuantPart, Storage,
+};

@@ -1,6 +1,6 @@
 //! Named parameters in one flat buffer: weights, gradients and moments share one layout.
 
-use kernels::{PANEL_ROWS, QuantKind, QuantMatrix, Team, normal, stream_key};
+use kernels::{HalfKind, HalfMatrix, PANEL_ROWS, QuantKind, QuantMatrix, Team, normal, stream_key};
 use ledger::{Account, Buffer, Plan, Spec};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,14 +17,47 @@ pub enum Initial {
     Constant(f32),
 }
 
-/// Matrices that are kept quantised, by name: the kinds of their rows from the first on.
-pub type Storage = BTreeMap<String, Vec<(QuantKind, usize)>>;
+/// How a matrix is kept that is not kept as f32: in panels, and multiplied as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixKind {
+    /// In 16 bits.
+    Half(HalfKind),
+    /// In blocks of codes.
+    Quant(QuantKind),
+}
 
-/// Neighbouring rows of a quantised matrix.
+impl MatrixKind {
+    /// Bytes of a panel of sixteen rows of `cols` values.
+    pub const fn panel_bytes(self, cols: usize) -> usize {
+        match self {
+            MatrixKind::Half(kind) => kind.panel_bytes(cols),
+            MatrixKind::Quant(kind) => kind.panel_bytes(cols),
+        }
+    }
+
+    /// Bytes of a matrix, the last panel filled up.
+    pub const fn matrix_bytes(self, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(PANEL_ROWS) * self.panel_bytes(cols)
+    }
+}
+
+/// Rows of a matrix in panels.
+#[derive(Clone, Copy, Debug)]
+pub enum Panels<'a> {
+    /// In 16 bits.
+    Half(HalfMatrix<'a>),
+    /// In blocks of codes.
+    Quant(QuantMatrix<'a>),
+}
+
+/// Matrices that are kept in panels, by name: the kinds of their rows from the first on.
+pub type Storage = BTreeMap<String, Vec<(MatrixKind, usize)>>;
+
+/// Neighbouring rows of a matrix in panels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantPart {
     /// How they are stored.
-    pub kind: QuantKind,
+    pub kind: MatrixKind,
     /// Which rows.
     pub rows: Range<usize>,
     /// Where their panels stand in the buffer of blocks.
@@ -42,9 +75,9 @@ pub struct ParameterSpec {
     pub initial: Initial,
     /// Whether weight decay applies: matrices yes; biases, norms and embeddings no.
     pub decay: bool,
-    /// Where it stands in the flat buffer; empty for a quantised matrix.
+    /// Where it stands in the flat buffer; empty for a matrix in panels.
     pub range: Range<usize>,
-    /// The parts of a quantised matrix; empty for values.
+    /// The parts of a matrix in panels; empty for values.
     pub parts: Vec<QuantPart>,
 }
 
@@ -76,7 +109,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// An empty layout in which the matrices named by `storage` are kept quantised.
+    /// An empty layout in which the matrices named by `storage` are kept in panels.
     pub fn stored(storage: &Storage) -> Layout {
         Layout { storage: storage.clone(), ..Layout::default() }
     }
@@ -99,8 +132,8 @@ impl Layout {
         ParamId(self.specs.len() - 1)
     }
 
-    /// Room for the panels of a quantised matrix.
-    fn place(&mut self, kinds: &[(QuantKind, usize)], shape: &[usize]) -> Vec<QuantPart> {
+    /// Room for the panels of a matrix.
+    fn place(&mut self, kinds: &[(MatrixKind, usize)], shape: &[usize]) -> Vec<QuantPart> {
         let mut parts: Vec<QuantPart> = Vec::with_capacity(kinds.len());
         for &(kind, rows) in kinds {
             let from = parts.last().map_or(0, |part| part.rows.end);
@@ -111,8 +144,8 @@ impl Layout {
         parts
     }
 
-    /// Whether a parameter is kept quantised.
-    pub fn is_quantised(&self, id: ParamId) -> bool {
+    /// Whether a parameter is kept in panels.
+    pub fn is_packed(&self, id: ParamId) -> bool {
         !self.specs[id.0].parts.is_empty()
     }
 
@@ -150,7 +183,7 @@ impl Layout {
 pub struct Parameters {
     layout: Arc<Layout>,
     values: Buffer<f32>,
-    /// Panels of quantised matrices as raw bits, of weights only.
+    /// Panels of matrices as raw bits, of weights only.
     blocks: Option<Buffer<f32>>,
 }
 
@@ -168,7 +201,7 @@ impl Parameters {
         Ok(Parameters { layout: Arc::clone(layout), values, blocks: None })
     }
 
-    /// Weights, all zero, quantised where the layout says so.
+    /// Weights, all zero, in panels where the layout says so.
     ///
     /// # Errors
     /// When memory is not to be had.
@@ -178,22 +211,27 @@ impl Parameters {
         Ok(weights)
     }
 
-    /// The parts of a quantised matrix, in the order of their rows; none for values.
-    pub fn matrices(&self, id: ParamId) -> impl Iterator<Item = (Range<usize>, QuantMatrix<'_>)> {
+    /// The parts of a matrix in panels, in the order of their rows; none for values.
+    pub fn matrices(&self, id: ParamId) -> impl Iterator<Item = (Range<usize>, Panels<'_>)> {
         let spec = &self.layout.specs[id.0];
         spec.parts.iter().map(|part| {
             let bytes: &[u8] = self.blocks.as_ref().map_or(&[], |b| bytemuck::cast_slice(b));
             let panels = &bytes[part.bytes.clone()];
             let (rows, cols) = (part.rows.len(), spec.shape[1]);
-            (part.rows.clone(), QuantMatrix { kind: part.kind, rows, cols, panels })
+            let matrix = match part.kind {
+                MatrixKind::Half(kind) => Panels::Half(HalfMatrix { kind, rows, cols, panels }),
+                MatrixKind::Quant(kind) => Panels::Quant(QuantMatrix { kind, rows, cols, panels }),
+            };
+            (part.rows.clone(), matrix)
         })
     }
 
-    /// The 32 values of block `index` of row `row` of a quantised matrix.
+    /// The values from `32·index` on of row `row` of a matrix in panels; nothing is written behind
+    /// the row's end.
     ///
     /// # Panics
-    /// When there is no such block.
-    pub fn quantised_block(
+    /// When there is no such row.
+    pub fn packed_block(
         &self,
         id: ParamId,
         row: usize,
@@ -201,13 +239,23 @@ impl Parameters {
         out: &mut [f32; kernels::QUANT_BLOCK],
     ) {
         let found = self.matrices(id).find(|(rows, _)| rows.contains(&row));
-        let Some((rows, matrix)) = found else { panic!("row {row} of a quantised matrix") };
-        let (row, kind) = (row - rows.start, matrix.kind);
-        let panel = &matrix.panels[row / PANEL_ROWS * kind.panel_bytes(matrix.cols)..];
-        *out = kernels::unpack_block(kind, panel, row % PANEL_ROWS, index).values(kind);
+        let Some((rows, matrix)) = found else { panic!("row {row} of a matrix in panels") };
+        let row = row - rows.start;
+        let (panel, row) = (row / PANEL_ROWS, row % PANEL_ROWS);
+        match matrix {
+            Panels::Quant(QuantMatrix { kind, cols, panels, .. }) => {
+                let panel = &panels[panel * kind.panel_bytes(cols)..];
+                *out = kernels::unpack_block(kind, panel, row, index).values(kind);
+            }
+            Panels::Half(HalfMatrix { kind, cols, panels, .. }) => {
+                let panel = &panels[panel * kind.panel_bytes(cols)..];
+                let columns = index * out.len()..cols;
+                columns.zip(out).for_each(|(column, v)| *v = kind.at(panel, row, column));
+            }
+        }
     }
 
-    /// Everything at once, for who fills it: values, and the panels of quantised matrices.
+    /// Everything at once, for who fills it: values, and the panels of matrices.
     pub fn parts_mut(&mut self) -> (&Layout, &mut [f32], &mut [u8]) {
         let blocks = self.blocks.as_mut().map_or(&mut [][..], |blocks| &mut blocks[..]);
         (&self.layout, &mut self.values, bytemuck::cast_slice_mut(blocks))

@@ -8,7 +8,7 @@ use crate::tokenizer::{Parts, Quick, hex};
 use crate::{Error, Specials, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use tokenizers::models::bpe::BPE;
+use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence as Normalizers};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
@@ -27,7 +27,7 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 
 /// How text is cut before byte-level BPE looks at it.
 #[derive(Clone, Copy)]
-enum Cut {
+pub(crate) enum Cut {
     /// GPT-2's pattern.
     Gpt2,
     /// Single digits, then GPT-2's pattern.
@@ -37,7 +37,7 @@ enum Cut {
 }
 
 /// Names of ways to cut, and whether a piece that is a token stays whole whatever the merges say.
-const CUTS: [(&str, Cut, bool); 13] = [
+pub(crate) const CUTS: [(&str, Cut, bool); 13] = [
     ("gpt-2", Cut::Gpt2, false),
     ("default", Cut::Gpt2, false),
     ("smollm", Cut::DigitsGpt2, false),
@@ -67,8 +67,8 @@ pub struct Vocabulary<'a> {
     /// A type a token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; all normal
     /// when there are none.
     pub types: &'a [i64],
-    /// Pairs in the order of their rank ("gpt2" kind).
-    pub merges: &'a [String],
+    /// Pairs in the order of their rank ("gpt2" kind, which must say so even when there are none).
+    pub merges: Option<&'a [String]>,
     /// Ids with a meaning of their own; `bos` where a text begins with it.
     pub specials: Specials,
     /// Whether a text gets a space in front ("llama" kind).
@@ -109,7 +109,7 @@ impl Vocabulary<'_> {
         };
         add(self.model);
         add(self.pre);
-        self.tokens.iter().chain(self.merges).for_each(|text| add(text));
+        self.tokens.iter().chain(self.merges.unwrap_or_default()).for_each(|text| add(text));
         self.scores.iter().for_each(|s| hash.update(s.to_le_bytes()));
         self.types.iter().for_each(|t| hash.update(t.to_le_bytes()));
         hash.update([u8::from(self.space_prefix), u8::from(self.specials.bos.is_some())]);
@@ -168,7 +168,7 @@ impl Tokenizer {
     }
 }
 
-fn ids(tokens: &[String]) -> HashMap<String, u32> {
+fn ids(tokens: &[String]) -> Vocab {
     (0..).zip(tokens).map(|(id, token)| (token.clone(), id)).collect()
 }
 
@@ -179,20 +179,17 @@ fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Erro
             format!("`tokenizer.ggml.pre` is `{}`; known are {}", vocabulary.pre, known.join(", "));
         return Err(Error::Vocabulary { what });
     };
-    if vocabulary.merges.is_empty() {
+    let Some(merges) = vocabulary.merges else {
         return Err(missing("merges", vocabulary.model));
-    }
-    let merges = vocabulary.merges.iter().map(|pair| {
+    };
+    let merges = merges.iter().map(|pair| {
         // A token may begin with a space only as its byte-level sign, so this one parts the two.
         let halves = pair.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned()));
         halves.ok_or_else(|| Error::Vocabulary { what: format!("merge {pair:?} is no pair") })
     });
     let merges = merges.collect::<Result<Vec<_>, _>>()?;
     let bpe = BPE::builder()
-        .vocab_and_merges(
-            ids(vocabulary.tokens).into_iter().collect::<tokenizers::models::bpe::Vocab>(),
-            merges,
-        )
+        .vocab_and_merges(ids(vocabulary.tokens), merges)
         .ignore_merges(whole)
         .build()
         .map_err(library_error)?;
@@ -220,10 +217,7 @@ fn pieces(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
     }
     let unknown = vocabulary.specials.unk.and_then(|id| vocabulary.tokens.get(id as usize));
     let mut builder = BPE::builder()
-        .vocab_and_merges(
-            ids(vocabulary.tokens).into_iter().collect::<tokenizers::models::bpe::Vocab>(),
-            merges_by_score(vocabulary),
-        )
+        .vocab_and_merges(ids(vocabulary.tokens), merges_by_score(vocabulary))
         .byte_fallback(true)
         .fuse_unk(true);
     if let Some(unknown) = unknown {
@@ -258,6 +252,32 @@ fn pieces_decoder(vocabulary: &Vocabulary<'_>) -> serde_json::Value {
     serde_json::json!({"type": "Sequence", "decoders": steps})
 }
 
+/// Threads that look for pairs at most.
+const MOST_THREADS: usize = 8;
+/// Tokens that are worth a thread.
+const LEAST_SHARE: usize = 4096;
+
+/// (score, left, right) of the pairs that make some tokens, in the tokens' order.
+fn pairs_of(
+    vocabulary: &Vocabulary<'_>,
+    places: &HashMap<&str, usize>,
+    tokens: std::ops::Range<usize>,
+) -> Vec<(f32, usize, usize)> {
+    let ordinary = |id: usize| !matches!(vocabulary.kind(id), CONTROL | USER_DEFINED);
+    let mut all = Vec::with_capacity(2 * tokens.len());
+    for id in tokens.filter(|&id| ordinary(id)) {
+        let (token, from) = (&vocabulary.tokens[id], all.len());
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&left), Some(&right)) = (places.get(left), places.get(right)) {
+                all.push((vocabulary.scores[id], left, right));
+            }
+        }
+        all[from..].sort_unstable_by_key(|&(_, left, right)| (left, right));
+    }
+    all
+}
+
 /// The pairs that make a piece, the best piece first; of one piece's pairs the one whose parts come
 /// first in the vocabulary. Control and user-defined tokens are made of no parts.
 fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
@@ -269,17 +289,18 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
         .filter(|&(id, _)| ordinary(id))
         .map(|(id, token)| (token.as_str(), id))
         .collect();
-    let mut all: Vec<(f32, usize, usize)> = Vec::with_capacity(2 * places.len());
-    for (id, token) in vocabulary.tokens.iter().enumerate().filter(|&(id, _)| ordinary(id)) {
-        let from = all.len();
-        for (at, _) in token.char_indices().skip(1) {
-            let (left, right) = token.split_at(at);
-            if let (Some(&left), Some(&right)) = (places.get(left), places.get(right)) {
-                all.push((vocabulary.scores[id], left, right));
-            }
-        }
-        all[from..].sort_unstable_by_key(|&(_, left, right)| (left, right));
-    }
+    // Each token's pairs are its own affair: threads share the tokens out, in their order.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    let share = vocabulary.tokens.len().div_ceil(threads).max(LEAST_SHARE);
+    let mut all: Vec<(f32, usize, usize)> = std::thread::scope(|scope| {
+        let pairs = |from: usize| {
+            let places = &places;
+            let tokens = from..vocabulary.tokens.len().min(from + share);
+            scope.spawn(move || pairs_of(vocabulary, places, tokens))
+        };
+        let running: Vec<_> = (0..vocabulary.tokens.len()).step_by(share).map(pairs).collect();
+        running.into_iter().flat_map(|one| one.join().unwrap_or_default()).collect()
+    });
     let chars = |id: usize| vocabulary.tokens[id].chars().count();
     let lengths: Vec<usize> = (0..vocabulary.tokens.len()).map(chars).collect();
     all.sort_by(|a, b| {

@@ -35,7 +35,7 @@ impl Pieces {
             tokens: &self.tokens,
             scores: &self.scores,
             types: &self.types,
-            merges: &[],
+            merges: None,
             specials: Specials { pad: None, unk: Some(0), bos: Some(1), eos: Some(2) },
             space_prefix,
         }
@@ -120,5 +120,5 @@ fn what_does_not_hold_is_named() {
     let far = Specials { eos: Some(9999), ..good.specials };
     refused(&Vocabulary { specials: far, ..good }, "9999");
     let merges = ["a  b".to_owned(), "x y".to_owned()];
-    refused(&Vocabulary { model: "gpt2", pre: "gpt-2", merges: &merges, ..good }, "");
+    refused(&Vocabulary { model: "gpt2", pre: "gpt-2", merges: Some(&merges), ..good }, "");
 }

@@ -1,7 +1,7 @@
 //! Prefill and decode of a model as tokens/s, beside what the memory gives.
 
 use crate::cmd::model::Opened;
-use crate::cmd::{json, team};
+use crate::cmd::{KvArgs, json, team};
 use crate::error::CliError;
 use crate::term::{self, mib, thousands};
 use clap::Args;
@@ -59,6 +59,8 @@ struct Common {
     repeat: usize,
     #[arg(long)]
     threads: Option<usize>,
+    #[command(flatten)]
+    kv: KvArgs,
     #[arg(long)]
     json: bool,
 }
@@ -76,7 +78,7 @@ struct Measured {
 
 /// Prefill as told.
 pub fn prefill(args: &Prefill) -> Result<(), CliError> {
-    let (opened, load_seconds) = open(&args.model)?;
+    let (opened, load_seconds) = open(&args.model, args.common.kv)?;
     let model = network(&opened)?;
     let team = team(args.common.threads)?;
     let mut source = NetworkSource::new(model, &team);
@@ -101,7 +103,7 @@ pub fn prefill(args: &Prefill) -> Result<(), CliError> {
 
 /// Decode as told.
 pub fn decode(args: &Decode) -> Result<(), CliError> {
-    let (opened, load_seconds) = open(&args.model)?;
+    let (opened, load_seconds) = open(&args.model, args.common.kv)?;
     let model = network(&opened)?;
     let team = team(args.common.threads)?;
     let mut source = NetworkSource::new(model, &team);
@@ -132,9 +134,9 @@ pub fn decode(args: &Decode) -> Result<(), CliError> {
     show(&args.common, Measured { what: "decode", speeds, step, load_seconds, threads }, &team)
 }
 
-fn open(path: &std::path::Path) -> Result<(Opened, f64), CliError> {
+fn open(path: &std::path::Path, kv: KvArgs) -> Result<(Opened, f64), CliError> {
     let start = Instant::now();
-    let opened = Opened::open(path)?;
+    let opened = Opened::open_with(path, kv.kind())?;
     Ok((opened, start.elapsed().as_secs_f64()))
 }
 

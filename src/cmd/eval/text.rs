@@ -13,7 +13,7 @@ use std::path::Path;
 pub(super) fn run(args: &EvalArgs, path: &Path) -> Result<(), CliError> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| CliError::input(format!("{}: {e}; give UTF-8 text", path.display())))?;
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open_with(&args.model, args.kv.kind())?;
     let mut source = opened.source(args.threads)?;
     let bos = opened.tokenizer.specials().bos;
     let most = source.context_limit().map_or(args.window, |limit| args.window.min(limit));

@@ -13,8 +13,8 @@ pub use replay::{ReplayArgs, run as replay};
 pub use search::Search;
 
 use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs, FromLogitsError, Given};
-use crate::cmd::json;
 use crate::cmd::model::{AnySource, Opened, engine_error, text_of};
+use crate::cmd::{KvArgs, json};
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
@@ -104,6 +104,9 @@ pub struct GenerateArgs {
     /// Workers (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// How keys and values are kept
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Instead of a model: logits or probabilities in a JSON array, or an object with `logits` or
     /// `probs` and, if wanted, `tokens` (their texts)
     #[arg(long, value_name = "FILE.json", conflicts_with_all = [
@@ -157,7 +160,7 @@ pub enum Side {
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
     match (&args.from_logits, &args.model) {
         (Some(file), _) => given_logits(&args, file),
-        (None, Some(dir)) => with_model(&args, &Opened::open(dir)?),
+        (None, Some(dir)) => with_model(&args, &Opened::open_with(dir, args.kv.kind())?),
         (None, None) => Err(CliError::input("no MODEL given; give the folder of a trained model")),
     }
 }

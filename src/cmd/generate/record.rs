@@ -50,6 +50,9 @@ pub struct ModelRecord {
     pub digest: String,
     /// SHA-256 of its tokenizer.
     pub tokenizer: String,
+    /// How keys and values were kept, where it was not as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<String>,
 }
 
 /// One continuation.
@@ -115,6 +118,7 @@ impl Record {
                 kind: opened.saved.config().kind().to_owned(),
                 digest: opened.digest()?,
                 tokenizer: opened.tokenizer.sha256().to_owned(),
+                kv: opened.kv(),
             },
             prompt: prompt.to_owned(),
             prompt_ids: request.prompt.clone(),

@@ -7,6 +7,7 @@ use crate::error::CliError;
 use crate::term;
 use clap::Args;
 use engine::{Generator, Source};
+use kernels::KvKind;
 use std::path::PathBuf;
 
 /// Arguments of `replay`.
@@ -33,10 +34,16 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let old = recorded(&text).map_err(|e| {
         CliError::input(format!("{at}: {e}; expected what `generate --json` printed"))
     })?;
-    let opened = match &args.model {
-        Some(dir) => Opened::open(dir)?,
-        None => Opened::open(old.model.path.as_ref())?,
+    let dir = args.model.as_deref().unwrap_or(old.model.path.as_ref());
+    let kv = match &old.model.kv {
+        None => KvKind::F32,
+        Some(name) => {
+            KvKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+                CliError::input(format!("{at}: model.kv is {name:?}, expected f32, f16 or q8"))
+            })?
+        }
     };
+    let opened = Opened::open_with(dir, kv)?;
     let request = old.request();
     let fresh = Record::new(&opened, &request, old.search, &old.prompt)?;
     let differ = |what: String| CliError::failed(format!("{at}: cannot be repeated: {what}"));

@@ -37,6 +37,18 @@ pub fn networks() -> Vec<Model> {
     configs.into_iter().map(make).collect()
 }
 
+/// The transformer of [`networks`] in each way of keeping keys and values, and the recurrent one.
+pub fn networks_by_kv() -> Vec<Model> {
+    let mut all = Vec::new();
+    for kind in kernels::KvKind::ALL {
+        let mut models = networks();
+        models.truncate(if kind == kernels::KvKind::F32 { 2 } else { 1 });
+        models.iter_mut().for_each(|model| model.keep_kv_as(kind));
+        all.append(&mut models);
+    }
+    all
+}
+
 /// A model at work on two threads.
 pub fn source(model: &Model) -> NetworkSource<'_> {
     NetworkSource::new(model, &Arc::new(Team::new(2)))

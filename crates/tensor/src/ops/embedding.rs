@@ -37,18 +37,18 @@ impl Embedding {
         init: Init,
         out: &mut [f32],
     ) {
-        if weights.layout().is_quantised(self.table) {
-            return self.quantised_rows(weights, ids, init, out);
+        if weights.layout().is_packed(self.table) {
+            return self.packed_rows(weights, ids, init, out);
         }
         embedding_forward(team, weights.get(self.table), ids, self.width, init, out);
     }
 
-    fn quantised_rows(&self, weights: &Parameters, ids: &[u32], init: Init, out: &mut [f32]) {
+    fn packed_rows(&self, weights: &Parameters, ids: &[u32], init: Init, out: &mut [f32]) {
         let adds = matches!(init, Init::Keep);
         let mut row = [0.0; kernels::QUANT_BLOCK];
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(self.width)) {
-            for (index, out) in out.chunks_exact_mut(row.len()).enumerate() {
-                weights.quantised_block(self.table, id as usize, index, &mut row);
+            for (index, out) in out.chunks_mut(row.len()).enumerate() {
+                weights.packed_block(self.table, id as usize, index, &mut row);
                 for (out, &value) in out.iter_mut().zip(&row) {
                     *out = if adds { *out + value } else { value };
                 }

@@ -1,11 +1,12 @@
 //! y = W·x + b.
 
-use crate::{Initial, Layout, ParamId, Parameters};
+use crate::{Initial, Layout, Panels, ParamId, Parameters};
 use kernels::{
-    Digits, Init, Mat, Team, column_sums, matmul, pack_transposed, packed_len, quant_matmul,
-    quantise_rows,
+    Digits, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
+    quant_matmul, quantise_rows,
 };
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// What products read beside the weights.
 pub struct Packed<'a> {
@@ -16,7 +17,7 @@ pub struct Packed<'a> {
 }
 
 /// A matrix W (outputs×inputs, row-major), with or without a bias. The forward pass reads W in a
-/// packed form, made by [`Linear::pack`] whenever weights have changed; a quantised matrix is read
+/// packed form, made by [`Linear::pack`] whenever weights have changed; a matrix in panels is read
 /// as it is.
 #[derive(Clone, Debug)]
 pub struct Linear {
@@ -45,7 +46,7 @@ impl Linear {
         let mut whole = 0;
         let linear = Linear::of(&mut whole, weight, bias, (outputs, inputs));
         let packed_at = *packed;
-        *packed += if layout.is_quantised(weight) { 0 } else { whole };
+        *packed += if layout.is_packed(weight) { 0 } else { whole };
         Linear { packed_at, ..linear }
     }
 
@@ -73,7 +74,7 @@ impl Linear {
 
     /// Packs W from `weights` into its place in `packed`.
     pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
-        if weights.layout().is_quantised(self.weight) {
+        if weights.layout().is_packed(self.weight) {
             return;
         }
         let place = self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs);
@@ -98,9 +99,9 @@ impl Linear {
         y_stride: usize,
         y_from: usize,
     ) {
-        if weights.layout().is_quantised(self.weight) {
+        if weights.layout().is_packed(self.weight) {
             let bias = self.bias.map_or(&[][..], |id| weights.get(id));
-            quantised_product(team, weights, self.weight, bias, packed, x, y, y_stride, y_from);
+            packed_product(team, weights, self.weight, bias, packed, x, y, y_stride, y_from);
             return;
         }
         let rows = x.len() / self.inputs;
@@ -146,9 +147,9 @@ impl Linear {
     }
 }
 
-/// y (rows of `y_stride` from column `y_from`) = W·x + b for quantised W, x without gaps.
+/// y (rows of `y_stride` from column `y_from`) = W·x + b for W in panels, x without gaps.
 #[expect(clippy::too_many_arguments, reason = "y may be a window of wider rows")]
-pub fn quantised_product(
+pub fn packed_product(
     team: &Team,
     weights: &Parameters,
     weight: ParamId,
@@ -159,11 +160,22 @@ pub fn quantised_product(
     y_stride: usize,
     y_from: usize,
 ) {
-    let mut workspace = packed.rounded.borrow_mut();
     let inputs = weights.layout().specs()[weight.index()].shape[1];
+    let of = |rows: &Range<usize>| if bias.is_empty() { bias } else { &bias[rows.clone()] };
+    let parts = || weights.matrices(weight);
+    for (rows, panels) in parts() {
+        if let Panels::Half(matrix) = panels {
+            half_matmul(team, x, &matrix, of(&rows), y, y_stride, y_from + rows.start);
+        }
+    }
+    if !parts().any(|(_, panels)| matches!(panels, Panels::Quant(_))) {
+        return;
+    }
+    let mut workspace = packed.rounded.borrow_mut();
     let x = quantise_rows(team, x, inputs, Digits::Two, &mut workspace);
-    for (rows, matrix) in weights.matrices(weight) {
-        let bias = if bias.is_empty() { bias } else { &bias[rows.clone()] };
-        quant_matmul(team, &x, &matrix, bias, y, y_stride, y_from + rows.start);
+    for (rows, panels) in parts() {
+        if let Panels::Quant(matrix) = panels {
+            quant_matmul(team, &x, &matrix, of(&rows), y, y_stride, y_from + rows.start);
+        }
     }
 }

@@ -7,7 +7,7 @@ mod norm;
 mod rotary;
 
 pub use embedding::Embedding;
-pub use linear::{Linear, Packed, quantised_product};
+pub use linear::{Linear, Packed, packed_product};
 pub use mlp::{MLP_ROWS, Mlp, MlpKind, MlpScratch};
 pub use norm::{Norm, NormKind};
 pub use rotary::{Rotary, turn, turn_back};

@@ -1,0 +1,276 @@
+//! Keys and values between steps: as they are, in half precision, or in blocks of 8 bits.
+//!
+//! A row (one token of one layer) is stored by the head, each head's values apart from the others'.
+//! What is stored is what attention reads: a token's own key and value go through the same rounding
+//! as those before it, so that a result is the same bits whatever was read in one step. Rounding
+//! and widening are exact rules on single values, the same at every instruction set.
+
+use crate::lanes::{LANES, Lanes, stamp};
+
+/// Values of a head that share a scale.
+const SHARE: usize = 32;
+
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvKind {
+    /// As they are: 4 bytes a value.
+    #[default]
+    F32,
+    /// Half precision, what is larger than 65,504 cut to it: 2 bytes a value.
+    F16,
+    /// A code from −127 to 127, and a scale in half precision for 32 values of a head: about 1.06
+    /// bytes a value.
+    Q8,
+}
+
+impl KvKind {
+    /// Every kind.
+    pub const ALL: [KvKind; 3] = [KvKind::F32, KvKind::F16, KvKind::Q8];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvKind::F32 => "f32",
+            KvKind::F16 => "f16",
+            KvKind::Q8 => "q8",
+        }
+    }
+
+    /// Bytes that a head of `d` values takes.
+    pub const fn head_bytes(self, d: usize) -> usize {
+        match self {
+            KvKind::F32 => 4 * d,
+            KvKind::F16 => 2 * d,
+            KvKind::Q8 => 2 * d.div_ceil(SHARE) + d,
+        }
+    }
+
+    /// The distance of rows of `heads` heads, in units of four bytes.
+    pub const fn row_words(self, heads: usize, d: usize) -> usize {
+        (heads * self.head_bytes(d)).div_ceil(4)
+    }
+
+    /// Stores a row of heads of `d` values.
+    ///
+    /// # Panics
+    /// When `out` is shorter than the row.
+    pub fn store(self, row: &[f32], d: usize, out: &mut [f32]) {
+        if self == KvKind::F32 {
+            out[..row.len()].copy_from_slice(row);
+            return;
+        }
+        // Raw bits: a word holds parts of values.
+        let bytes = bytes_mut(out);
+        let heads = bytes.chunks_exact_mut(self.head_bytes(d));
+        for (head, out) in row.chunks_exact(d).zip(heads) {
+            match self {
+                KvKind::F16 => {
+                    head.iter().zip(out.as_chunks_mut::<2>().0).for_each(|(&x, b)| {
+                        *b = half_of(x).to_le_bytes();
+                    });
+                }
+                _ => store_q8(head, out),
+            }
+        }
+    }
+
+    /// Widens the `d` values of a head.
+    pub(crate) fn load(self, head: &[u8], d: usize, out: &mut [f32]) {
+        assert!(head.len() >= self.head_bytes(d) && out.len() >= d, "a head");
+        // SAFETY: both hold a head, by the check above.
+        unsafe {
+            match self {
+                KvKind::F32 => {
+                    out.iter_mut().zip(head.as_chunks::<4>().0).take(d).for_each(|(v, b)| {
+                        *v = f32::from_le_bytes(*b);
+                    });
+                }
+                KvKind::F16 => load_f16(head.as_ptr(), d, out.as_mut_ptr()),
+                KvKind::Q8 => load_q8(head.as_ptr(), d, out.as_mut_ptr()),
+            }
+        }
+    }
+}
+
+fn bytes_mut(words: &mut [f32]) -> &mut [u8] {
+    let len = size_of_val(words);
+    // SAFETY: any bits are an f32 and any bytes are bytes; u8 has the smaller alignment.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), len) }
+}
+
+/// The raw bits of words that hold parts of values.
+pub(crate) fn bytes(words: &[f32]) -> &[u8] {
+    // SAFETY: any bytes are bytes; u8 has the smaller alignment.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+/// The nearest half-precision number, ties to even; what is too large becomes the largest, and
+/// infinity NaN, so that nothing hides it.
+fn half_of(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let sign = (bits >> 16) as u16 & 0x8000;
+    let size = bits & 0x7FFF_FFFF;
+    if size >= 0x7F80_0000 {
+        return sign | 0x7E00;
+    }
+    // 65,504 is the largest; what would round beyond it is cut.
+    if size >= 0x477F_F000 {
+        return sign | 0x7BFF;
+    }
+    if size < 0x3880_0000 {
+        // Below the smallest normal number: in steps of 2^-24. Adding 1/2 leaves exactly these
+        // steps in the fraction, rounded as additions are.
+        let stepped = f32::from_bits(size) + 0.5;
+        return sign | (stepped.to_bits() - 0x3F00_0000) as u16;
+    }
+    let odd = size >> 13 & 1;
+    let rounded = size - 0x3800_0000 + 0x0FFF + odd;
+    sign | (rounded >> 13) as u16
+}
+
+/// A half-precision number as f32, exactly.
+#[inline(always)]
+pub(crate) fn widened(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = u32::from(bits & 0x7FFF);
+    // Exponent and fraction in their f32 places, then the exponents' difference as a factor: this
+    // makes denormal numbers right, too.
+    let value = f32::from_bits(rest << 13) * f32::from_bits(0x7780_0000);
+    let value = if rest >= 0x7C00 { f32::from_bits(0x7F80_0000 | rest << 13) } else { value };
+    f32::from_bits(value.to_bits() | sign)
+}
+
+fn store_q8(head: &[f32], out: &mut [u8]) {
+    let (scales, codes) = out.split_at_mut(2 * head.len().div_ceil(SHARE));
+    let shares = head.chunks(SHARE).zip(codes.chunks_mut(SHARE));
+    for ((values, codes), scale) in shares.zip(scales.as_chunks_mut::<2>().0) {
+        // NaN goes on in the scale: nothing may hide it.
+        let top =
+            values.iter().fold(0.0f32, |m, v| if m.is_nan() || v.abs() <= m { m } else { v.abs() });
+        let bits = half_of(top / 127.0);
+        let d = widened(bits);
+        *scale = bits.to_le_bytes();
+        for (v, code) in values.iter().zip(codes) {
+            let q = if d > 0.0 { (v / d).round_ties_even().clamp(-127.0, 127.0) } else { 0.0 };
+            *code = (q as i8).cast_unsigned();
+        }
+    }
+}
+
+stamp!(fn load_f16(head: *const u8, d: usize, out: *mut f32) = load_f16_body);
+stamp!(fn load_q8(head: *const u8, d: usize, out: *mut f32) = load_q8_body);
+
+/// # Safety
+/// `head` holds `d` halves, `out` takes `d` values.
+#[inline(always)]
+unsafe fn load_f16_body<S: Lanes>(head: *const u8, d: usize, out: *mut f32) {
+    let whole = d / LANES * LANES;
+    // SAFETY: as the caller's.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            S::load_f16(head.add(2 * i).cast()).store(out.add(i));
+        }
+        for i in whole..d {
+            *out.add(i) = widened(head.add(2 * i).cast::<u16>().read_unaligned());
+        }
+    }
+}
+
+/// # Safety
+/// `head` holds the scales and codes of `d` values, `out` takes `d` values.
+#[inline(always)]
+unsafe fn load_q8_body<S: Lanes>(head: *const u8, d: usize, out: *mut f32) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let codes = head.add(2 * d.div_ceil(SHARE)).cast::<i8>();
+        for share in 0..d.div_ceil(SHARE) {
+            let scale = widened(head.add(2 * share).cast::<u16>().read_unaligned());
+            let (from, to) = (share * SHARE, d.min((share + 1) * SHARE));
+            let whole = from + (to - from) / LANES * LANES;
+            for i in (from..whole).step_by(LANES) {
+                S::load_i8(codes.add(i)).mul(S::splat(scale)).store(out.add(i));
+            }
+            for i in whole..to {
+                *out.add(i) = f32::from(*codes.add(i)) * scale;
+            }
+        }
+    }
+}
+
+/// Sixteen halves one by one.
+///
+/// # Safety
+/// `p` gives sixteen readable halves.
+#[inline(always)]
+pub(crate) unsafe fn widen_sixteen(p: *const u16) -> [f32; LANES] {
+    // SAFETY: as the caller's.
+    let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+    bits.map(widened)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_comes_back_and_between_them_the_nearest_is_taken() {
+        let mut before = 0.0;
+        for bits in 0..=0x7BFFu16 {
+            let x = widened(bits);
+            assert_eq!(half_of(x), bits);
+            assert_eq!(half_of(-x), bits | 0x8000);
+            if bits > 0 {
+                let middle = (f64::from(before) + f64::from(x)) / 2.0;
+                let even = if bits % 2 == 0 { bits } else { bits - 1 };
+                assert_eq!(half_of(middle as f32), even, "{middle}");
+                assert_eq!(half_of((middle as f32).next_up()), bits);
+                assert_eq!(half_of((middle as f32).next_down()), bits - 1);
+            }
+            before = x;
+        }
+        for large in [65_520.0, 1e9] {
+            assert_eq!((half_of(large), half_of(-large)), (0x7BFF, 0xFBFF));
+        }
+        for none in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(widened(half_of(none)).is_nan());
+        }
+    }
+
+    #[test]
+    fn what_is_stored_is_near_and_the_same_bits_at_every_level() {
+        let _level = crate::isa::hold();
+        for (kind, most) in [(KvKind::F32, 0.0), (KvKind::F16, 0.0005), (KvKind::Q8, 0.0045)] {
+            for d in [6, 16, 33, 64, 80] {
+                let row: Vec<f32> =
+                    (0..3 * d).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.31).collect();
+                let mut stored = vec![0.0; kind.row_words(3, d)];
+                kind.store(&row, d, &mut stored);
+                let mut levels = Vec::new();
+                for isa in crate::Isa::available() {
+                    isa.force();
+                    let mut out = vec![0.0; 3 * d];
+                    let heads = bytes(&stored).chunks_exact(kind.head_bytes(d));
+                    heads.zip(out.chunks_exact_mut(d)).for_each(|(h, o)| kind.load(h, d, o));
+                    let far = row.iter().zip(&out).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+                    assert!(far <= most * 15.5, "{kind:?} {d}: {far}");
+                    levels.push(out.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                }
+                crate::Isa::detect().force();
+                assert!(levels.iter().all(|bits| *bits == levels[0]), "{kind:?} {d}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        for kind in KvKind::ALL {
+            let mut row = [1.0; 32];
+            row[7] = f32::NAN;
+            let mut stored = vec![0.0; kind.row_words(1, 32)];
+            kind.store(&row, 32, &mut stored);
+            let mut out = [0.0; 32];
+            kind.load(bytes(&stored), 32, &mut out);
+            assert!(out[7].is_nan(), "{kind:?}");
+        }
+    }
+}
