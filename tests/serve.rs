@@ -334,11 +334,17 @@ fn a_full_queue_says_when_to_come_again() {
     while server.figure("vllm:num_requests_running") == 0.0 {
         assert!(Instant::now() < until, "the long one was to come first");
     }
-    let refused = server.post(COMPLETIONS, &json!({ "prompt": "a", "n": 2, "max_tokens": 5 }));
+    // A request waits until its first sequence runs: behind the long one, this one does.
+    let short = |n: usize| json!({ "prompt": "a", "n": n, "max_tokens": 5 });
+    let waiting = server.send("POST", COMPLETIONS, "", short(15).to_string().as_bytes());
+    while server.figure("vllm:num_requests_waiting") < 15.0 {
+        assert!(Instant::now() < until, "the second one was to wait");
+    }
+    let refused = server.post(COMPLETIONS, &short(10));
     assert_eq!(refused.status, 429, "{refused:?}");
     assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
     assert_eq!(refused.json()["error"]["details"]["limit"], 20);
-    drop(running);
+    drop((running, waiting));
     server.rest();
     server.good(COMPLETIONS, &json!({ "prompt": "a", "max_tokens": 1 }));
 }
