@@ -6,7 +6,6 @@
 //! same matrix in f32. One row of x is bound by reading W; several share each panel.
 
 use crate::PANEL_ROWS;
-use crate::kv::widened;
 use crate::lanes::{Lanes, stamp};
 use crate::split::Split;
 use crate::team::Team;
@@ -65,6 +64,18 @@ impl HalfKind {
         let at = 2 * (column * PANEL_ROWS + row);
         self.value(u16::from_le_bytes([panel[at], panel[at + 1]]))
     }
+}
+
+/// A half-precision number as f32, exactly.
+#[inline(always)]
+pub(crate) fn widened(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = u32::from(bits & 0x7FFF);
+    // Exponent and fraction in their f32 places, then the exponents' difference as a factor: this
+    // makes denormal numbers right, too.
+    let value = f32::from_bits(rest << 13) * f32::from_bits(0x7780_0000);
+    let value = if rest >= 0x7C00 { f32::from_bits(0x7F80_0000 | rest << 13) } else { value };
+    f32::from_bits(value.to_bits() | sign)
 }
 
 /// A matrix in panels.

@@ -5,6 +5,7 @@
 //! as those before it, so that a result is the same bits whatever was read in one step. Rounding
 //! and widening are exact rules on single values, the same at every instruction set.
 
+use crate::halves::widened;
 use crate::lanes::{LANES, Lanes, stamp};
 
 /// Values of a head that share a scale.
@@ -126,18 +127,6 @@ fn half_of(x: f32) -> u16 {
     let odd = size >> 13 & 1;
     let rounded = size - 0x3800_0000 + 0x0FFF + odd;
     sign | (rounded >> 13) as u16
-}
-
-/// A half-precision number as f32, exactly.
-#[inline(always)]
-pub(crate) fn widened(bits: u16) -> f32 {
-    let sign = u32::from(bits & 0x8000) << 16;
-    let rest = u32::from(bits & 0x7FFF);
-    // Exponent and fraction in their f32 places, then the exponents' difference as a factor: this
-    // makes denormal numbers right, too.
-    let value = f32::from_bits(rest << 13) * f32::from_bits(0x7780_0000);
-    let value = if rest >= 0x7C00 { f32::from_bits(0x7F80_0000 | rest << 13) } else { value };
-    f32::from_bits(value.to_bits() | sign)
 }
 
 fn store_q8(head: &[f32], out: &mut [u8]) {

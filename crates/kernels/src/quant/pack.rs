@@ -24,7 +24,7 @@ impl QuantBlock {
 
     /// The values that the codes stand for.
     pub fn values(&self, kind: QuantKind) -> [f32; BLOCK] {
-        let (d, m) = (half(self.d), half(self.m));
+        let (d, m) = (crate::halves::widened(self.d), crate::halves::widened(self.m));
         let zero = kind.zero_bits().map_or(0.0, |bits| (1u32 << bits) as f32);
         std::array::from_fn(|i| {
             let code = f32::from(self.codes[i]);
@@ -39,18 +39,6 @@ impl QuantBlock {
             }
         })
     }
-}
-
-/// An f16 as f32, exactly.
-#[inline(always)]
-pub(super) fn half(bits: u16) -> f32 {
-    let sign = u32::from(bits & 0x8000) << 16;
-    let rest = u32::from(bits & 0x7FFF);
-    // Exponent and fraction in their f32 places, then the exponents' difference as a factor: this
-    // makes denormal numbers right, too.
-    let widened = f32::from_bits(rest << 13) * f32::from_bits(0x7780_0000);
-    let widened = if rest >= 0x7C00 { f32::from_bits(0x7F80_0000 | rest << 13) } else { widened };
-    f32::from_bits(widened.to_bits() | sign)
 }
 
 /// Writes a panel of sixteen rows of `cols` values from their blocks: `block(row, index)`.

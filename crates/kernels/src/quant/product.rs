@@ -637,9 +637,9 @@ mod tests {
             (0x0001, 5.960_464_5e-8),
             (0x83FF, -6.097_555e-5),
         ] {
-            assert_eq!(super::super::pack::half(bits), value);
+            assert_eq!(crate::halves::widened(bits), value);
         }
-        assert!(super::super::pack::half(0x7C00).is_infinite());
-        assert!(super::super::pack::half(0x7E00).is_nan());
+        assert!(crate::halves::widened(0x7C00).is_infinite());
+        assert!(crate::halves::widened(0x7E00).is_nan());
     }
 }

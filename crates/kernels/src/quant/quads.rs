@@ -103,7 +103,7 @@ impl Quads for Plain {
     unsafe fn halves(p: *const u8) -> Self::Lanes {
         // SAFETY: the caller gives 32 readable bytes.
         let bits = unsafe { p.cast::<[[u8; 2]; 16]>().read_unaligned() };
-        crate::lanes::Plain(bits.map(|b| super::pack::half(u16::from_le_bytes(b))))
+        crate::lanes::Plain(bits.map(|b| crate::halves::widened(u16::from_le_bytes(b))))
     }
     #[inline(always)]
     unsafe fn bytes(p: *const u8) -> Self::Lanes {
