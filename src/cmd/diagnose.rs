@@ -1,15 +1,17 @@
 //! `autoreg diagnose`: what limits what was measured, what would change it, whether a change worked.
 
+use crate::cmd::model::Opened;
 use crate::cmd::{json, quality};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
-use plan::diagnose::{Diagnosis, Evidence, compare, diagnose_knowing};
+use plan::diagnose::{Diagnosis, Evidence, Quality, compare, diagnose_knowing};
 use plan::{Prediction, Sheet};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use train::SavedModel;
 
 /// Arguments of `diagnose`.
 #[derive(Debug, Args)]
@@ -58,6 +60,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a page of figures.
 const MOST: u64 = 32 << 20;
 
+/// Tokens of a window of the text that two models are compared on.
+const WINDOW: usize = 128;
+/// Tokens of that text that are read at most.
+const MOST_TOKENS: usize = 8192;
+
 /// Diagnoses as told.
 pub fn run(args: &DiagnoseArgs) -> Result<(), CliError> {
     let key = args.api_key.as_deref();
@@ -66,7 +73,7 @@ pub fn run(args: &DiagnoseArgs) -> Result<(), CliError> {
         None => {
             let quality = match (&args.original, &args.instead, &args.text) {
                 (Some(original), Some(instead), Some(text)) => {
-                    Some(quality::measure(original, instead, text)?)
+                    Some(weighed(original, instead, text)?)
                 }
                 _ => None,
             };
@@ -84,6 +91,41 @@ pub fn run(args: &DiagnoseArgs) -> Result<(), CliError> {
     }
     term::print(if args.json { &value } else { &text });
     Ok(())
+}
+
+/// What a model costs in the place of another, on a text.
+fn weighed(original: &Path, instead: &Path, text: &Path) -> Result<Quality, CliError> {
+    let (first, second) = (Opened::open(original)?, Opened::open(instead)?);
+    if first.tokenizer.sha256() != second.tokenizer.sha256() {
+        return Err(CliError::input(format!(
+            "{} and {} have different tokenizers: their tokens cannot be compared",
+            original.display(),
+            instead.display()
+        )));
+    }
+    let ask = quality::Ask { text, window: WINDOW, most: MOST_TOKENS, threads: None, quiet: true };
+    let found = quality::measure(&first, &second, &ask)?;
+    let [perplexity, perplexity_instead] = found.perplexities();
+    Ok(Quality {
+        original: original.display().to_string(),
+        instead: instead.display().to_string(),
+        text: text.display().to_string(),
+        tokens: found.tokens as u64,
+        perplexity,
+        perplexity_instead,
+        divergence_nats: found.mean_kl(),
+        same_best_share: found.same_top_share(),
+        bytes: bytes(&first),
+        bytes_instead: bytes(&second),
+    })
+}
+
+/// Bytes of a model's weights in memory.
+fn bytes(opened: &Opened) -> u64 {
+    match &opened.saved {
+        SavedModel::Network(model) => model.layout().weight_specs().total(),
+        SavedModel::Counts(model) => model.bytes(),
+    }
 }
 
 fn write_page(

@@ -1,136 +1,218 @@
-//! What other weights cost: two models over the same text, distribution against distribution.
+//! What other weights cost: both models read the same text, and their predictions are compared.
+//!
+//! The first model runs on a thread of its own and hands over one row of logits at a time, so that
+//! no more than a few rows of either are held.
 
-use crate::cmd::model::{AnySource, Opened, engine_error};
+use crate::cmd::model::{Opened, engine_error};
 use crate::error::CliError;
+use crate::term::{self, thousands};
+use decoding::divergence;
 use engine::Source;
-use plan::diagnose::Quality;
-use std::path::Path;
-use train::SavedModel;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Tokens of a window: both models' distributions of one are in memory at a time.
-const WINDOW: usize = 128;
-/// Tokens of the text that are compared at most.
-const MOST: usize = 8192;
+/// Predictions of two models on the same text.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Quality {
+    text: PathBuf,
+    windows: usize,
+    window_tokens: usize,
+    /// Tokens that were predicted.
+    pub tokens: usize,
+    /// Σ of KL(first ‖ second) in nats, and the largest.
+    kl: f64,
+    largest_kl: f64,
+    /// Σ of −log p of what comes next, by the first and by the second.
+    nats: [f64; 2],
+    /// Places where both hold the same token most likely.
+    same_top: usize,
+}
 
-/// Measures a model against the one that would take its place, on a text.
-pub fn measure(original: &Path, instead: &Path, text: &Path) -> Result<Quality, CliError> {
-    let words = std::fs::read_to_string(text)
-        .map_err(|e| CliError::input(format!("{}: {e}; give UTF-8 text", text.display())))?;
-    let (first, second) = (Opened::open(original)?, Opened::open(instead)?);
-    if first.tokenizer.sha256() != second.tokenizer.sha256() {
-        return Err(CliError::input(format!(
-            "{} and {} have different tokenizers: their tokens cannot be compared",
-            original.display(),
-            instead.display()
-        )));
+impl Quality {
+    fn mean(&self, sum: f64) -> f64 {
+        sum / self.tokens.max(1) as f64
     }
-    let ids = first.tokenizer.encode(&words);
+
+    /// Mean divergence of the second's predictions from the first's, nats a token.
+    pub fn mean_kl(&self) -> f64 {
+        self.mean(self.kl)
+    }
+
+    /// Share of places where both hold the same token most likely.
+    pub fn same_top_share(&self) -> f64 {
+        self.mean(self.same_top as f64)
+    }
+
+    /// Of the first and of the second.
+    pub fn perplexities(&self) -> [f64; 2] {
+        self.nats.map(|nats| self.mean(nats).exp())
+    }
+
+    fn change(&self) -> f64 {
+        let [before, after] = self.perplexities();
+        after / before - 1.0
+    }
+
+    /// As an object.
+    pub fn as_json(&self) -> Value {
+        let [before, after] = self.perplexities();
+        json!({
+            "text": self.text,
+            "tokens": self.tokens,
+            "windows": self.windows,
+            "window_tokens": self.window_tokens,
+            "mean_kl_nats": self.mean_kl(),
+            "largest_kl_nats": self.largest_kl,
+            "perplexity_before": before,
+            "perplexity_after": after,
+            "perplexity_change": self.change(),
+            "same_most_likely_token": self.same_top_share(),
+        })
+    }
+
+    /// As lines.
+    pub fn as_text(&self) -> String {
+        let [before, after] = self.perplexities();
+        format!(
+            "on {} ({} tokens in windows of {}):\n\
+             mean KL of the predictions {:.5} nats (largest {:.3}); the same most likely token in \
+             {:.1} %\nperplexity {before:.3} before, {after:.3} after: {:+.2} %\n",
+            self.text.display(),
+            thousands(self.tokens as u64),
+            self.window_tokens,
+            self.mean_kl(),
+            self.largest_kl,
+            100.0 * self.same_top_share(),
+            100.0 * self.change(),
+        )
+    }
+
+    /// Adds one place: the logits of both, and the token that comes next.
+    fn add(&mut self, first: &[f32], second: &[f32], next: u32) -> Result<(), CliError> {
+        let Some(found) = divergence(first, second, next) else {
+            let what = format!("the logits after token {} are no numbers", self.tokens);
+            return Err(CliError::failed(what));
+        };
+        self.kl += found.kl;
+        self.largest_kl = self.largest_kl.max(found.kl);
+        self.nats.iter_mut().zip(found.nats).for_each(|(sum, nats)| *sum += nats);
+        self.same_top += usize::from(found.same_top);
+        self.tokens += 1;
+        Ok(())
+    }
+}
+
+/// The text.
+pub fn read(path: &Path) -> Result<String, CliError> {
+    std::fs::read_to_string(path)
+        .map_err(|e| CliError::input(format!("{}: {e}; give UTF-8 text", path.display())))
+}
+
+/// What is read, and how.
+pub struct Ask<'a> {
+    /// The text.
+    pub text: &'a Path,
+    /// Tokens a window, the beginning token counted; the models' contexts may lower it.
+    pub window: usize,
+    /// Tokens of the text that are read at most.
+    pub most: usize,
+    /// Workers.
+    pub threads: Option<usize>,
+    /// Without progress.
+    pub quiet: bool,
+}
+
+/// Runs both models on the text.
+pub fn measure(first: &Opened, second: &Opened, ask: &Ask<'_>) -> Result<Quality, CliError> {
+    let text = read(ask.text)?;
+    let threads = ask.threads;
+    let limit = |opened: &Opened| Ok(opened.source(threads)?.context_limit());
+    let limits = [limit(first)?, limit(second)?];
+    let most = limits.into_iter().flatten().fold(ask.window, usize::min);
     let bos = first.tokenizer.specials().bos;
-    let (mut a, mut b) = (first.source(None)?, second.source(None)?);
-    let mut sums = Sums::default();
-    let limit = a.context_limit().unwrap_or(WINDOW).min(WINDOW);
-    let begin = usize::from(bos.is_some());
-    for piece in ids[..ids.len().min(MOST)].chunks(limit.saturating_sub(begin).max(1)) {
-        let window: Vec<u32> = bos.into_iter().chain(piece.iter().copied()).collect();
-        sums.add(&mut a, &mut b, &window)?;
+    let lead = usize::from(bos.is_some());
+    if most < lead + 2 {
+        let what = format!("--window {}: give at least {}", ask.window, lead + 2);
+        return Err(CliError::input(what));
     }
-    if sums.tokens == 0 {
-        return Err(CliError::input(format!("{}: no token to predict in it", text.display())));
+    let ids = first.tokenizer.encode(&text);
+    let windows: Vec<Vec<u32>> = ids[..ids.len().min(ask.most)]
+        .chunks(most - lead)
+        .map(|piece| bos.into_iter().chain(piece.iter().copied()).collect::<Vec<u32>>())
+        .filter(|window| window.len() > 1)
+        .collect();
+    if windows.is_empty() {
+        return Err(CliError::input(format!("{}: no token to predict in it", ask.text.display())));
     }
-    let n = sums.tokens as f64;
-    Ok(Quality {
-        original: original.display().to_string(),
-        instead: instead.display().to_string(),
-        text: text.display().to_string(),
-        tokens: sums.tokens,
-        perplexity: (sums.nats / n).exp(),
-        perplexity_instead: (sums.nats_instead / n).exp(),
-        divergence_nats: sums.divergence / n,
-        same_best_share: sums.same_best as f64 / n,
-        bytes: bytes(&first),
-        bytes_instead: bytes(&second),
-    })
+    let mut quality = Quality {
+        text: ask.text.to_owned(),
+        windows: windows.len(),
+        window_tokens: most,
+        ..Quality::default()
+    };
+    let mut bar = term::Progress::new(windows.len() as u64, ask.quiet);
+    let (send, rows) = sync_channel(2);
+    std::thread::scope(|scope| {
+        let windows = &windows;
+        let reading = scope.spawn(move || hand_over(first, threads, windows, &send));
+        let told = compared(second, threads, windows, &rows, &mut quality, &mut bar);
+        // Whoever waits to send must hear that nobody listens.
+        drop(rows);
+        let read = reading.join().unwrap_or_else(|_| Err(CliError::failed("a model failed")));
+        told.and(read)
+    })?;
+    bar.finish();
+    Ok(quality)
 }
 
-/// Bytes of a model's weights in memory.
-fn bytes(opened: &Opened) -> u64 {
-    match &opened.saved {
-        SavedModel::Network(model) => model.layout().weight_specs().total(),
-        SavedModel::Counts(model) => model.bytes(),
-    }
-}
-
-#[derive(Default)]
-struct Sums {
-    tokens: u64,
-    nats: f64,
-    nats_instead: f64,
-    divergence: f64,
-    same_best: u64,
-}
-
-impl Sums {
-    /// Adds a window: each token but the first is predicted by both.
-    fn add(
-        &mut self,
-        a: &mut AnySource<'_>,
-        b: &mut AnySource<'_>,
-        window: &[u32],
-    ) -> Result<(), CliError> {
-        let inputs = &window[..window.len().saturating_sub(1)];
-        if inputs.is_empty() {
-            return Ok(());
+/// Sends the logits after every token of every window but the last of each.
+fn hand_over(
+    opened: &Opened,
+    threads: Option<usize>,
+    windows: &[Vec<u32>],
+    rows: &SyncSender<Vec<f32>>,
+) -> Result<(), CliError> {
+    let mut source = opened.source(threads)?;
+    for window in windows {
+        let mut listened = true;
+        let mut each = |_: usize, logits: &[f32]| {
+            listened = listened && rows.send(logits.to_vec()).is_ok();
+            Ok(())
+        };
+        source.pass(&window[..window.len() - 1], &mut each).map_err(engine_error)?;
+        if !listened {
+            break;
         }
-        let mut kept = Vec::with_capacity(inputs.len());
-        let mut keep = |_: usize, logits: &[f32]| {
-            kept.push(logprobs(logits));
+    }
+    Ok(())
+}
+
+fn compared(
+    opened: &Opened,
+    threads: Option<usize>,
+    windows: &[Vec<u32>],
+    rows: &Receiver<Vec<f32>>,
+    quality: &mut Quality,
+    bar: &mut term::Progress,
+) -> Result<(), CliError> {
+    let mut source = opened.source(threads)?;
+    for (done, window) in windows.iter().enumerate() {
+        let mut failed = None;
+        let mut each = |place: usize, logits: &[f32]| {
+            if failed.is_none() {
+                failed = match rows.recv() {
+                    Ok(first) => quality.add(&first, logits, window[place + 1]).err(),
+                    Err(_) => Some(CliError::failed("the model that was converted stopped early")),
+                };
+            }
             Ok(())
         };
-        a.pass(inputs, &mut keep).map_err(engine_error)?;
-        let mut compare = |place: usize, logits: &[f32]| {
-            let (p, q) = (&kept[place], logprobs(logits));
-            let target = window[place + 1] as usize;
-            self.tokens += 1;
-            self.nats -= f64::from(p[target]);
-            self.nats_instead -= f64::from(q[target]);
-            self.divergence += divergence(p, &q);
-            self.same_best += u64::from(best(p) == best(&q));
-            Ok(())
-        };
-        b.pass(inputs, &mut compare).map_err(engine_error)
+        source.pass(&window[..window.len() - 1], &mut each).map_err(engine_error)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        bar.at(done as u64 + 1, windows.len() as u64, || "quality".to_owned());
     }
-}
-
-/// Logits as log-probabilities.
-fn logprobs(logits: &[f32]) -> Vec<f32> {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&z| f64::from(z - most).exp()).sum();
-    let norm = f64::from(most) + sum.ln();
-    logits.iter().map(|&z| (f64::from(z) - norm) as f32).collect()
-}
-
-/// Σ p (ln p - ln q), in nats (Kullback and Leibler).
-fn divergence(p: &[f32], q: &[f32]) -> f64 {
-    let terms = p.iter().zip(q).filter(|(p, _)| p.is_finite());
-    terms.map(|(&p, &q)| f64::from(p).exp() * (f64::from(p) - f64::from(q))).sum()
-}
-
-fn best(p: &[f32]) -> usize {
-    let best = p.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    best.map_or(0, |(i, _)| i)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn divergence_of_two_distributions() {
-        let (p, q) = (logprobs(&[0.0, 0.0]), logprobs(&[3f32.ln(), 0.0]));
-        // ½ ln(½ / ¾) + ½ ln(½ / ¼)
-        let expected = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * 2f64.ln();
-        assert!((divergence(&p, &q) - expected).abs() < 1e-6);
-        assert_eq!(divergence(&p, &p), 0.0);
-        assert_eq!((best(&q), best(&logprobs(&[1.0, 5.0, 2.0]))), (0, 1));
-    }
+    Ok(())
 }

@@ -63,6 +63,11 @@ mod tests {
         assert!(!found.same_top);
         let same = divergence(&p, &p, 0).unwrap();
         assert!(same.same_top && same.kl == 0.0);
+        // p = (1/2, 1/2), q = (3/4, 1/4).
+        let (p, q) = ([0.0, 0.0], [3f32.ln(), 0.0]);
+        let expected = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * 2f64.ln();
+        assert!((divergence(&p, &q, 0).unwrap().kl - expected).abs() < 1e-6);
+        assert_eq!((top(&q), top(&[1.0, 5.0, 2.0])), (0, 1));
     }
 
     #[test]

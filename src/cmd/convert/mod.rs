@@ -1,8 +1,8 @@
 //! `autoreg convert`: a model's files written as others, and what that costs in quality.
 
-mod quality;
-
 use crate::cmd::json;
+use crate::cmd::model::Opened;
+use crate::cmd::quality::{self, Quality};
 use crate::error::CliError;
 use crate::stop::on_signals;
 use crate::term::{self, duration, mib, thousands};
@@ -10,7 +10,6 @@ use clap::{Args, ValueEnum};
 use families::{Checkpoint, ConvertError, Converted, Mix, Progress, Target, convert};
 use formats::TensorKind;
 use kernels::Team;
-use quality::Quality;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::ops::ControlFlow;
@@ -141,11 +140,19 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     }
     let quality = match &args.quality {
         None => None,
-        Some(text) => Some(quality::measure(&source, args, text)?),
+        Some(text) => Some(compare(args, &source, text)?),
     };
     let told = Told { args, done: &done, seconds, quality: quality.as_ref() };
     term::print(&if args.json { json(&told.as_json())? } else { told.as_text() });
     Ok(())
+}
+
+/// Both models on a text.
+fn compare(args: &ConvertArgs, source: &Path, text: &Path) -> Result<Quality, CliError> {
+    let threads = args.threads.map(usize::from);
+    let (window, most) = (args.window, usize::MAX);
+    let ask = quality::Ask { text, window, most, threads, quiet: args.json };
+    quality::measure(&Opened::open(source)?, &Opened::open(&args.out)?, &ask)
 }
 
 fn target(args: &ConvertArgs) -> Result<Target, CliError> {
