@@ -208,19 +208,7 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
     team(args.threads)?;
     let mut rows = Vec::new();
     for name in ["empty", "rnn", "transformer"] {
-        let program = std::env::current_exe().map_err(CliError::failed)?;
-        let mut command = std::process::Command::new(program);
-        command.args(["bench", "train-memory", "--json", "--model", name]);
-        if let Some(threads) = args.threads {
-            command.args(["--threads", &threads.to_string()]);
-        }
-        let output = command.output().map_err(CliError::failed)?;
-        if !output.status.success() {
-            return Err(CliError::failed(String::from_utf8_lossy(&output.stderr).trim()));
-        }
-        let row: serde_json::Value =
-            serde_json::from_slice(&output.stdout).map_err(CliError::failed)?;
-        rows.push(row);
+        rows.push(memory_row(name, args.threads)?);
     }
     let empty = rows.remove(0);
     if args.json {
@@ -267,6 +255,28 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
         mib(number(&empty, "peak_process_bytes"))
     ));
     Ok(())
+}
+
+/// A row of `bench train-memory`, from a process of its own.
+fn memory_row(name: &str, threads: Option<usize>) -> Result<serde_json::Value, CliError> {
+    let program = std::env::current_exe().map_err(CliError::failed)?;
+    let mut command = std::process::Command::new(program);
+    command.args(["bench", "train-memory", "--json", "--model", name]);
+    if let Some(threads) = threads {
+        command.args(["--threads", &threads.to_string()]);
+    }
+    let output = command.output().map_err(CliError::failed)?;
+    if !output.status.success() {
+        return Err(CliError::failed(String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(CliError::failed)
+}
+
+/// What the program holds beside a training, measured in a process that prepares one and no more.
+pub fn training_runtime_bytes(threads: Option<usize>) -> Result<u64, CliError> {
+    let row = memory_row("empty", threads)?;
+    let bytes = row["predicted_process_bytes"].as_u64();
+    bytes.ok_or_else(|| CliError::failed("the empty process did not say what it holds"))
 }
 
 #[derive(serde::Deserialize)]

@@ -6,7 +6,7 @@ use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
 use kernels::Team;
-use models::{ModelConfig, Recompute, RnnConfig, TransformerConfig};
+use models::{ModelConfig, Recompute};
 use plan::running::{self, Runtime};
 use plan::{
     Architecture, Attention, Candidate, Layout, Logits, Optimizer, Precision, Prediction, Searched,
@@ -15,7 +15,6 @@ use plan::{
 };
 use serde_json::{Value, json};
 use std::fmt::Write;
-use train::{Recipe, TrainConfig, Trainer};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OptimizerName {
@@ -222,16 +221,10 @@ fn ask(args: &TrainArgs, architecture: &Architecture) -> TrainAsk {
     }
 }
 
-/// What this very program holds beside a training: measured after a miniature has taken a step, as
-/// `autoreg train` measures it, and before anything else is done.
+/// What a process of this program holds beside a training.
 fn program(args: &TrainArgs) -> Result<Runtime, CliError> {
-    let team = crate::cmd::team(args.threads.and_then(|n| usize::try_from(n).ok()))?;
-    let model = match args.model.contains("rnn") {
-        true => ModelConfig::Rnn(RnnConfig::email(64)),
-        false => ModelConfig::Transformer(TransformerConfig::email(64, 8)),
-    };
-    Trainer::warm_up(&TrainConfig { model, train: Recipe::default() }, &team);
-    Ok(Runtime { bytes: ledger::resident_bytes() })
+    let threads = args.threads.and_then(|n| usize::try_from(n).ok());
+    Ok(Runtime { bytes: crate::cmd::bench::training_runtime_bytes(threads)? })
 }
 
 /// What fits a budget.
