@@ -4,6 +4,7 @@
 //! one plain line an interval.
 
 use indicatif::{ProgressBar, ProgressStyle};
+pub use plan::separated as thousands;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -117,19 +118,6 @@ pub fn duration(seconds: f64) -> String {
 /// Bytes as MiB with one place.
 pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
-}
-
-/// A whole number with separators.
-pub fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
 }
 
 #[cfg(test)]

@@ -139,8 +139,8 @@ fn rope_keys(list: &mut List, c: &TransformerConfig) -> Option<Vec<f32>> {
             list.number("rope.scaling.yarn_beta_fast", beta_fast);
             list.number("rope.scaling.yarn_beta_slow", beta_slow);
             if let Some(own) = attention_factor {
-                let grown = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
-                list.number("rope.scaling.attn_factor", own / grown);
+                let usual = RopeScaling::yarn_growth(factor);
+                list.number("rope.scaling.attn_factor", own / usual);
             }
         }
         RopeScaling::Llama3 { .. } | RopeScaling::Factors { .. } => {}

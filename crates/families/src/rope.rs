@@ -32,7 +32,7 @@ fn gguf(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>), Error> {
         Some("linear") => Some(RopeScaling::Linear { factor: factor()? }),
         Some("yarn") => {
             let factor = factor()?;
-            let grown = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+            let grown = RopeScaling::yarn_growth(factor);
             let original = ("rope.scaling.original_context_length", "");
             Some(RopeScaling::Yarn {
                 factor,

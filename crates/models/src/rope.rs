@@ -102,6 +102,12 @@ impl RopeScaling {
         })
     }
 
+    /// What YaRN multiplies cosines and sines by where the model does not say.
+    #[must_use]
+    pub fn yarn_growth(factor: f64) -> f64 {
+        if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 }
+    }
+
     /// Rotary positions of heads of `head_dim` with base `theta`, stretched.
     pub(crate) fn rotary(&self, head_dim: usize, theta: f64) -> Rotary {
         let plain = Rotary::new(head_dim, theta);
@@ -129,8 +135,8 @@ impl RopeScaling {
                 let first = index(beta_fast).floor().max(0.0);
                 let last = index(beta_slow).ceil().min(head_dim as f64 - 1.0);
                 let width = if last > first { last - first } else { 0.001 };
-                let grown = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
-                plain.scaled(attention_factor.unwrap_or(grown), |i, f| {
+                let grown = attention_factor.unwrap_or_else(|| RopeScaling::yarn_growth(factor));
+                plain.scaled(grown, |i, f| {
                     let divided = ((i as f64 - first) / width).clamp(0.0, 1.0);
                     f * (1.0 - divided + divided / factor)
                 })

@@ -157,10 +157,7 @@ fn levers<A>(
     then: impl Fn(A) -> Result<u64, Error>,
 ) -> Result<Vec<Lever>, Error> {
     let lever = |(change, term, costs, other): (String, &str, &str, A)| {
-        let total_bytes = then(other)?;
-        let saves_bytes = total.saturating_sub(total_bytes);
-        let (term, costs) = (term.to_owned(), costs.to_owned());
-        Ok(Lever { change, term, saves_bytes, total_bytes, costs })
+        Ok(Lever::between(total, then(other)?, (change, term, costs)))
     };
     others.map(lever).collect()
 }

@@ -103,13 +103,7 @@ pub fn serve(architecture: &Architecture, ask: &ServeAsk) -> Result<Prediction, 
     let mut levers = Vec::new();
     let mut lever = |change: String, term: &str, costs: &str, other: ServeAsk| {
         let then = terms(architecture, &other)?.total()?;
-        levers.push(Lever {
-            change,
-            term: term.to_owned(),
-            saves_bytes: total.saturating_sub(then),
-            total_bytes: then,
-            costs: costs.to_owned(),
-        });
+        levers.push(Lever::between(total, then, (change, term, costs)));
         Ok::<(), Error>(())
     };
     const QUALITY: &str = "quality: measure it on your own text with `autoreg eval --text`";

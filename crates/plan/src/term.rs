@@ -75,6 +75,19 @@ pub struct Lever {
     pub costs: String,
 }
 
+impl Lever {
+    /// From one total to another by (what to change, the term, what it costs).
+    pub(crate) fn between(
+        total: u64,
+        total_bytes: u64,
+        (change, term, costs): (String, &str, &str),
+    ) -> Lever {
+        let (term, costs) = (term.to_owned(), costs.to_owned());
+        let saves_bytes = total.saturating_sub(total_bytes);
+        Lever { change, term, saves_bytes, total_bytes, costs }
+    }
+}
+
 /// One rank's terms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rank {

@@ -308,13 +308,7 @@ fn levers(architecture: &Architecture, ask: &TrainAsk, total: u64) -> Result<Vec
     let mut levers = Vec::new();
     let mut lever = |change: String, term: &str, costs: &str, other: TrainAsk| {
         let then = terms(architecture, &other)?.total()?;
-        levers.push(Lever {
-            change,
-            term: term.to_owned(),
-            saves_bytes: total.saturating_sub(then),
-            total_bytes: then,
-            costs: costs.to_owned(),
-        });
+        levers.push(Lever::between(total, then, (change, term, costs)));
         Ok::<(), Error>(())
     };
     for stage in ask.layout.stage + 1..=3 {

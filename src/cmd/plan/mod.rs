@@ -6,7 +6,7 @@ mod train;
 
 use crate::cmd::json;
 use crate::error::CliError;
-use crate::term;
+use crate::term::{self, thousands};
 use clap::{Args, Subcommand};
 use plan::{Architecture, Machine, both};
 use serde_json::json;
@@ -123,7 +123,7 @@ fn models(args: &ListArgs) -> Result<(), CliError> {
         let parameters = Architecture::open(name).and_then(|model| model.parameters());
         let parameters = parameters.map_err(CliError::failed)?;
         let bytes = both(2 * parameters);
-        text += &format!("{name:<18}{:>16}{bytes:>30}\n", plan::separated(parameters));
+        text += &format!("{name:<18}{:>16}{bytes:>30}\n", thousands(parameters));
         rows.push(json!({"name": name, "parameters": parameters}));
     }
     term::print(&if args.json { json(&rows)? } else { text });

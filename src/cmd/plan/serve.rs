@@ -3,7 +3,7 @@
 use super::{Common, kind, seconds, write_page};
 use crate::cmd::json;
 use crate::error::CliError;
-use crate::term;
+use crate::term::{self, thousands};
 use clap::{Args, ValueEnum};
 use engine::serving::{Executor, Limits, NetworkExecutor, Piece, Rows};
 use kernels::Team;
@@ -205,15 +205,15 @@ impl Backwards {
     fn text(&self, ask: &ServeAsk) -> String {
         let mut out = format!("\nwithin {}:\n", both(self.budget));
         let told = |n: Option<u64>, what: &str| match n {
-            Some(n) => format!("{} {what}", plan::separated(n)),
+            Some(n) => format!("{} {what}", thousands(n)),
             None => "not one fits".to_owned(),
         };
         let context = told(self.context, &format!("tokens, {} requests at once", ask.requests));
         let _ = writeln!(out, "  longest context        {context}");
-        let of = format!("of {} tokens", plan::separated(ask.context));
+        let of = format!("of {} tokens", thousands(ask.context));
         let _ = writeln!(out, "  most requests          {}", told(self.requests, &of));
         if let Some((name, parameters, bytes)) = self.model {
-            let parameters = plan::separated(parameters);
+            let parameters = thousands(parameters);
             let _ = writeln!(out, "  largest named model    {name}, {parameters} parameters");
             let _ = writeln!(out, "{:25}in {}: {}", "", ask.weights.name(), both(bytes));
         }
@@ -228,7 +228,7 @@ fn times_text(times: &ServeTimes, ask: &ServeAsk) -> String {
         let _ = writeln!(out, "  {what:<22} {text}");
     };
     row("first token", format!("{} ({})", seconds(times.first_token_s), times.first_token_bound));
-    row("", format!("for a prompt of {} tokens, alone", plan::separated(ask.context)));
+    row("", format!("for a prompt of {} tokens, alone", thousands(ask.context)));
     row("a token", format!("{} ({})", seconds(times.token_s), times.token_bound));
     let all = times.tokens_per_second;
     row("", format!("for each of {} requests: {all:.1} tokens/s together", ask.requests));

@@ -3,7 +3,7 @@
 use super::{Common, seconds, write_page};
 use crate::cmd::json;
 use crate::error::CliError;
-use crate::term;
+use crate::term::{self, thousands};
 use clap::{Args, ValueEnum};
 use kernels::Team;
 use models::{ModelConfig, Recompute};
@@ -266,7 +266,7 @@ impl Found {
 
     fn text(&self, ask: &TrainAsk) -> String {
         let told = |n: Option<u64>, what: &str| match n {
-            Some(n) => format!("{} {what}", plan::separated(n)),
+            Some(n) => format!("{} {what}", thousands(n)),
             None => "not one fits".to_owned(),
         };
         let mut out = format!("\nwithin {} a rank:\n", both(self.budget));
@@ -275,11 +275,11 @@ impl Found {
         let batch = told(self.batch, &format!("of {} tokens", ask.length));
         let _ = writeln!(out, "  most sequences         {batch}");
         let ranks = self.ranks.map_or("more than 4,096".to_owned(), |(ranks, stage)| {
-            format!("{} at stage {stage}", plan::separated(ranks))
+            format!("{} at stage {stage}", thousands(ranks))
         });
         let _ = writeln!(out, "  fewest ranks           {ranks}");
         if let Some((name, parameters, _)) = self.model {
-            let parameters = plan::separated(parameters);
+            let parameters = thousands(parameters);
             let _ = writeln!(out, "  largest named model    {name}, {parameters} parameters");
         }
         let states = told(self.parameters, "parameters, states alone");
@@ -379,7 +379,7 @@ fn as_tool(
         "{} as {} counts it: {} parameters\n\n{}",
         architecture.name,
         answer.tool,
-        plan::separated(answer.parameters),
+        thousands(answer.parameters),
         plan::bars(&answer.terms, answer.total_bytes)
     );
     if let Some(host) = answer.host_bytes {
@@ -443,7 +443,7 @@ fn by_number(args: &TrainArgs, tool: Tool, parameters: f64) -> Result<(), CliErr
     }
     term::print(&format!(
         "{} parameters as {} counts them: {}\nours for the same question: {}\n{}",
-        plan::separated(parameters as u64),
+        thousands(parameters as u64),
         tool.name(),
         both(bytes),
         both(ours),
