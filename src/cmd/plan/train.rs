@@ -140,7 +140,6 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let (Some(tool), Some(parameters)) = (args.tool, bare_number(&args.model)) {
         return by_number(args, tool, parameters);
     }
-    let runtime = program(args)?;
     let machine = args.common.machine()?;
     let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
     let mut ask = ask(args, &architecture);
@@ -150,7 +149,7 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     }
     let engine = architecture.runs_here && running::trains(&ask);
     let plan = match engine {
-        true => running::train(&architecture, &ask, runtime),
+        true => running::train(&architecture, &ask, program(args)?),
         false => plan::train(&architecture, &ask),
     };
     let plan = plan.map_err(CliError::input)?;
