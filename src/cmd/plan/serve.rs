@@ -51,7 +51,8 @@ pub struct ServeArgs {
     /// bf16; of a file, as it has them]
     #[arg(long, value_name = "KIND", value_parser = kind)]
     weights: Option<NumberKind>,
-    /// How keys and values are stored [default: bf16; of a file, f32 as this program keeps them]
+    /// How keys and values are stored [default: bf16; of a file, f32, as this program keeps them
+    /// unless told otherwise]
     #[arg(long, value_name = "KIND", value_parser = kind)]
     kv: Option<NumberKind>,
     /// Tokens of a step, at most
@@ -131,7 +132,7 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
     };
     if engine && (args.weights.is_some() || args.kv.is_some()) {
         return Err(CliError::input(
-            "--by engine: it keeps weights as the file has them and K/V as f32; leave --weights and \
+            "--by engine: it counts weights as the file has them and K/V as f32; leave --weights and \
              --kv away, or count with --by formula",
         ));
     }
