@@ -21,6 +21,7 @@ mod kv;
 mod lanes;
 mod math;
 mod matmul;
+mod muon;
 mod norm;
 mod optimizer;
 mod quant;
@@ -37,8 +38,8 @@ pub use attention::{
 };
 pub use elementwise::{
     add_assign, add_bias_rows, dropout, geglu_tanh_backward, geglu_tanh_forward, gelu_backward,
-    gelu_forward, gelu_tanh_backward, gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward,
-    swiglu_forward,
+    gelu_forward, gelu_tanh_backward, gelu_tanh_forward, relu2_backward, relu2_forward, rope,
+    scale, soft_cap, swiglu_backward, swiglu_forward,
 };
 pub use halves::{HalfKind, HalfMatrix, half_matmul};
 pub use head::{
@@ -48,6 +49,7 @@ pub use head::{
 pub use isa::Isa;
 pub use kv::KvKind;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
+pub use muon::{MuonStep, muon, muon_workspace};
 pub use norm::{
     HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,
     rms_norm_backward, rms_norm_forward,

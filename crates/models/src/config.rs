@@ -130,6 +130,8 @@ pub enum MlpConfig {
     GeluTanh,
     /// GELU gate, by its tanh approximation.
     GegluTanh,
+    /// The square of ReLU.
+    Relu2,
 }
 
 /// One recurrent tanh layer between an embedding and the output projection.

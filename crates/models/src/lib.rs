@@ -8,6 +8,7 @@
 mod batch;
 mod cache;
 mod config;
+mod hidden;
 mod model;
 pub mod ngram;
 mod recompute;
@@ -23,6 +24,7 @@ pub use config::{
     ConfigError, MlpConfig, ModelConfig, NgramConfig, NormConfig, PositionConfig, RnnConfig,
     Smoothing, TransformerConfig,
 };
+pub use hidden::{HiddenMatrix, hidden_matrices};
 pub use model::{Error, Model};
 pub use recompute::Recompute;
 pub use rope::{RopeScaling, SlidingWindow};

@@ -723,6 +723,7 @@ fn mlp_kind(config: &TransformerConfig) -> MlpKind {
         MlpConfig::Swiglu => MlpKind::SwiGlu,
         MlpConfig::GeluTanh => MlpKind::GeluTanh,
         MlpConfig::GegluTanh => MlpKind::GegluTanh,
+        MlpConfig::Relu2 => MlpKind::Relu2,
     }
 }
 

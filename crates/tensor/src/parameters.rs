@@ -144,6 +144,15 @@ impl Layout {
         parts
     }
 
+    /// The parameters at some places of this layout, as values, in the same order.
+    pub fn of_some(&self, places: impl IntoIterator<Item = usize>) -> Layout {
+        let mut some = Layout::default();
+        for spec in places.into_iter().map(|i| &self.specs[i]) {
+            some.add(&spec.name, &spec.shape, spec.initial, spec.decay);
+        }
+        some
+    }
+
     /// Whether a parameter is kept in panels.
     pub fn is_packed(&self, id: ParamId) -> bool {
         !self.specs[id.0].parts.is_empty()

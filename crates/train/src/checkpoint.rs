@@ -92,7 +92,8 @@ pub(crate) fn save(run: &Path, trainer: &Trainer, state: &State) -> Result<(), E
             metadata(),
         )?;
         let optimizer = &trainer.optimizer;
-        let moments = [("first.", &optimizer.first), ("second.", &optimizer.second)];
+        let mut moments = vec![("first.", &optimizer.first), ("second.", &optimizer.second)];
+        moments.extend(trainer.muon.iter().map(|muon| ("momentum.", &muon.momentum)));
         write_parameters(&dir.join("optimizer.safetensors"), &moments, metadata())?;
         let mut hashes = HashMap::new();
         for name in ["weights.safetensors", "optimizer.safetensors"] {
@@ -176,6 +177,9 @@ fn load_one(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
     };
     moment("first.", &mut trainer.optimizer.first)?;
     moment("second.", &mut trainer.optimizer.second)?;
+    if let Some(muon) = &mut trainer.muon {
+        moment("momentum.", &mut muon.momentum)?;
+    }
     read_parameters(&weights, trainer.model.weights_mut())?;
     trainer.optimizer.steps = manifest.optimizer_steps;
     trainer.weights_changed();

@@ -7,16 +7,18 @@ mod config;
 mod data;
 mod documents;
 mod evaluate;
+mod muon;
 mod optimizer;
 mod run;
 mod saved;
 mod trainer;
 
 pub use checkpoint::Error as CheckpointError;
-pub use config::{Recipe, RecipeError, Schedule, TrainConfig};
+pub use config::{OptimizerKind, Recipe, RecipeError, Schedule, TrainConfig};
 pub use data::{BatchShape, Facts, Sequences, epoch_order, order_bytes};
 pub use documents::{DocumentList, Documents};
 pub use evaluate::{BINS, Bin, Evaluator, Scores, Tally, evaluate};
+pub use muon::Muon;
 pub use optimizer::{AdamW, Applied, learning_rate};
 pub use run::{
     CurvePoint, Error, Event, Outcome, RunOptions, Start, State, check, resumable, run, run_from,

@@ -1,13 +1,14 @@
 //! One optimizer step: batch, forward, backward, clip, update.
 
-use crate::config::{Recipe, TrainConfig};
+use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
+use crate::muon::{self, Muon};
 use crate::optimizer::AdamW;
 use kernels::Team;
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
-use tensor::Parameters;
+use tensor::{Layout, Parameters};
 
 /// A model in training: weights, gradients, moments, activations.
 pub struct Trainer {
@@ -15,6 +16,8 @@ pub struct Trainer {
     pub model: Model,
     /// Its moments.
     pub optimizer: AdamW,
+    /// Its momentum, where Muon changes its matrices.
+    pub muon: Option<Muon>,
     recipe: Recipe,
     gradients: Parameters,
     runner: Runner,
@@ -42,6 +45,12 @@ fn workload(shape: BatchShape, threads: usize) -> Workload {
     Workload { rows, sequences, longest, threads, training: true }
 }
 
+/// The places of the parameters that AdamW changes beside Muon.
+fn not_muons(config: &ModelConfig, layout: &Layout) -> Vec<usize> {
+    let muons = muon::places(config, layout);
+    (0..layout.specs().len()).filter(|i| muons.binary_search(i).is_err()).collect()
+}
+
 impl Trainer {
     /// What [`Trainer::new`] will allocate.
     ///
@@ -55,7 +64,13 @@ impl Trainer {
         let layout = Model::layout_of(&config.model)?;
         let mut plan = Model::plan(&config.model)?;
         plan.add(&layout.buffer_spec("gradients", Account::Gradients));
-        plan.extend(AdamW::plan(&layout));
+        match config.train.optimizer {
+            OptimizerKind::Adamw => plan.extend(AdamW::plan(&layout)),
+            OptimizerKind::Muon => {
+                plan.extend(AdamW::plan(&layout.of_some(not_muons(&config.model, &layout))));
+                plan.extend(Muon::plan(&config.model, &layout));
+            }
+        }
         let workload = workload(shape, threads);
         plan.extend(Runner::plan_recomputing(&config.model, &workload, shape.recompute)?);
         Ok(plan)
@@ -87,12 +102,19 @@ impl Trainer {
     ) -> Result<Trainer, models::Error> {
         let layout = Arc::clone(model.layout());
         let gradients = Parameters::zeros(&layout, "gradients", Account::Gradients)?;
-        let optimizer = AdamW::new(&layout)?;
+        let (optimizer, muon) = match recipe.optimizer {
+            OptimizerKind::Adamw => (AdamW::new(&layout)?, None),
+            OptimizerKind::Muon => {
+                let others = not_muons(model.config(), &layout);
+                (AdamW::of_some(&layout, others)?, Some(Muon::new(model.config(), &layout)?))
+            }
+        };
         let workload = workload(shape, team.threads());
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
         Ok(Trainer {
             model,
             optimizer,
+            muon,
             recipe: recipe.clone(),
             gradients,
             runner,
@@ -163,6 +185,10 @@ impl Trainer {
         }
         let weights = self.model.weights_mut();
         let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
+        if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
+            let share = rate / self.recipe.learning_rate;
+            muon.step(&team, &self.recipe, (share, applied.factor), weights, &self.gradients);
+        }
         self.runner.weights_changed();
         report.gradient_norm = applied.gradient_norm;
         report.clipped = applied.clipped;

@@ -4,7 +4,7 @@ use kernels::Team;
 use ledger::{Account, snapshot};
 use models::*;
 use std::sync::Arc;
-use train::{BatchShape, Recipe, TrainConfig, Trainer};
+use train::{BatchShape, OptimizerKind, Recipe, TrainConfig, Trainer};
 
 #[test]
 fn the_plan_is_what_is_charged() {
@@ -25,13 +25,14 @@ fn the_plan_is_what_is_charged() {
         ModelConfig::Rnn(RnnConfig::email(vocab)),
     ];
     for model in models {
-        for (threads, recompute) in [
-            (1, Recompute::None),
-            (3, Recompute::None),
-            (2, Recompute::Attention),
-            (2, Recompute::Layer),
+        for (threads, recompute, optimizer) in [
+            (1, Recompute::None, OptimizerKind::Adamw),
+            (3, Recompute::None, OptimizerKind::Muon),
+            (2, Recompute::Attention, OptimizerKind::Adamw),
+            (2, Recompute::Layer, OptimizerKind::Muon),
         ] {
-            let config = TrainConfig { model: model.clone(), train: Recipe::default() };
+            let train = Recipe { optimizer, ..Recipe::default() };
+            let config = TrainConfig { model: model.clone(), train };
             let shape = BatchShape::full(&config.train, 65).recomputing(recompute);
             let plan = Trainer::plan(&config, shape, threads).unwrap();
             assert_eq!(snapshot().current.iter().sum::<u64>(), 0);

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
-    BatchShape, Event, Outcome, Recipe, RunOptions, Schedule, Sequences, Start, TrainConfig,
-    Trainer, order_bytes,
+    BatchShape, Event, OptimizerKind, Outcome, Recipe, RunOptions, Schedule, Sequences, Start,
+    TrainConfig, Trainer, order_bytes,
 };
 
 /// Models that have a name.
@@ -154,6 +154,16 @@ pub struct RecipeArgs {
     /// Decay of matrices [default: 0.01]
     #[arg(long, value_name = "X")]
     pub weight_decay: Option<f64>,
+    /// What changes weights: adamw, or muon for the matrices of the layers with adamw for the rest
+    /// [default: adamw]
+    #[arg(long, value_name = "WORD", value_parser = optimizer)]
+    pub optimizer: Option<OptimizerKind>,
+    /// Muon's largest learning rate [default: 0.02]
+    #[arg(long, value_name = "X")]
+    pub muon_learning_rate: Option<f64>,
+    /// Decay of the matrices that Muon changes [default: 0.01]
+    #[arg(long, value_name = "X")]
+    pub muon_weight_decay: Option<f64>,
     /// Largest norm of the gradient, 0 for none [default: 1]
     #[arg(long, value_name = "X")]
     pub clip: Option<f64>,
@@ -184,6 +194,14 @@ fn schedule(word: &str) -> Result<Schedule, String> {
     }
 }
 
+fn optimizer(word: &str) -> Result<OptimizerKind, String> {
+    match word {
+        "adamw" => Ok(OptimizerKind::Adamw),
+        "muon" => Ok(OptimizerKind::Muon),
+        _ => Err("choose adamw or muon".to_owned()),
+    }
+}
+
 impl RecipeArgs {
     /// Puts what was given over a recipe.
     pub fn apply(&self, recipe: &mut train::Recipe) {
@@ -194,6 +212,9 @@ impl RecipeArgs {
         set!(
             decay_share,
             weight_decay,
+            optimizer,
+            muon_learning_rate,
+            muon_weight_decay,
             clip,
             dropout,
             eval_every,

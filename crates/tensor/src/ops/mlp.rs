@@ -8,7 +8,8 @@ use super::{Linear, Packed};
 use crate::{Initial, Layout, Parameters};
 use kernels::{
     Init, Team, geglu_tanh_backward, geglu_tanh_forward, gelu_backward, gelu_forward,
-    gelu_tanh_backward, gelu_tanh_forward, swiglu_backward, swiglu_forward,
+    gelu_tanh_backward, gelu_tanh_forward, relu2_backward, relu2_forward, swiglu_backward,
+    swiglu_forward,
 };
 
 /// Rows in work at a time.
@@ -25,6 +26,8 @@ pub enum MlpKind {
     GeluTanh,
     /// GELU of a gate, by its tanh approximation, times a second projection.
     GegluTanh,
+    /// The square of one projection's positive part.
+    Relu2,
 }
 
 impl MlpKind {
@@ -141,6 +144,7 @@ impl Mlp {
             MlpKind::SwiGlu => swiglu_forward(team, up, self.inner, act),
             MlpKind::GeluTanh => gelu_tanh_forward(team, up, act),
             MlpKind::GegluTanh => geglu_tanh_forward(team, up, self.inner, act),
+            MlpKind::Relu2 => relu2_forward(team, up, act),
         }
     }
 
@@ -169,13 +173,13 @@ impl Mlp {
             let d_up = &mut scratch.d_up[..n * saved];
             self.activate(team, up, act);
             match self.kind {
-                MlpKind::Gelu | MlpKind::GeluTanh => {
+                MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => {
                     let wanted = Some((&mut *d_up, Init::Zero));
                     self.down.backward(team, weights, gradients, act, d_y, c, 0, wanted);
-                    if self.kind == MlpKind::Gelu {
-                        gelu_backward(team, up, d_up);
-                    } else {
-                        gelu_tanh_backward(team, up, d_up);
+                    match self.kind {
+                        MlpKind::Gelu => gelu_backward(team, up, d_up),
+                        MlpKind::Relu2 => relu2_backward(team, up, d_up),
+                        _ => gelu_tanh_backward(team, up, d_up),
                     }
                 }
                 MlpKind::SwiGlu | MlpKind::GegluTanh => {
