@@ -1,7 +1,7 @@
 //! `autoreg serve`: a model behind HTTP, for many clients at a time.
 
 use crate::cmd::model::{Opened, Template, engine_error};
-use crate::cmd::{KvArgs, team};
+use crate::cmd::{AdapterArgs, KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
 use chat::ChatTemplate;
@@ -51,6 +51,9 @@ pub struct ServeArgs {
     /// A file of keys, one a line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// The sizes of cache and steps
     #[command(flatten)]
     pub batching: BatchingArgs,
@@ -204,7 +207,8 @@ impl Shared {
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let api_keys = keys(args)?;
     let runtime_bytes = ledger::resident_bytes();
-    let opened = Opened::open_with(&args.model, args.batching.kv.kind())?;
+    let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
+    let opened = Opened::open_adapted(&args.model, kv, adapter)?;
     let digest = opened.digest()?;
     let never = opened.never(false);
     let Opened { saved, tokenizer, ends, template, dir, .. } = opened;

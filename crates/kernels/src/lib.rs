@@ -31,6 +31,7 @@ mod reduce;
 pub mod reference;
 mod split;
 mod team;
+mod unpack;
 
 pub use attention::{
     AttentionShape, KEY_TILE, Kv, Segment, attention_backward, attention_forward,
@@ -44,7 +45,7 @@ pub use elementwise::{
 pub use halves::{HalfKind, HalfMatrix, half_matmul};
 pub use head::{
     HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
-    logits_workspace, row_losses,
+    logits_workspace, row_gradients, row_losses,
 };
 pub use isa::Isa;
 pub use kv::KvKind;
@@ -63,3 +64,4 @@ pub use random::{mix, normal, stream_key, uniform, uniform_bits};
 pub use recurrent::{RnnShape, rnn_backward, rnn_forward, rnn_workspace};
 pub use reduce::{column_sums, embedding_backward, embedding_forward, read_all};
 pub use team::Team;
+pub use unpack::{unpack_half_rows, unpack_quant_rows};

@@ -18,7 +18,8 @@ pub struct HiddenMatrix {
 pub fn hidden_matrices(config: &ModelConfig, layout: &Layout) -> Vec<HiddenMatrix> {
     let mut all = Vec::new();
     for (parameter, spec) in layout.specs().iter().enumerate() {
-        if spec.shape.len() != 2 || !spec.decay || spec.name == "head.weight" {
+        let learns = spec.decay && config.trains(&spec.name);
+        if spec.shape.len() != 2 || !learns || spec.name == "head.weight" {
             continue;
         }
         let parts = match config {

@@ -8,7 +8,9 @@
 mod batch;
 mod cache;
 mod config;
+mod frozen;
 mod hidden;
+mod lora;
 mod model;
 pub mod ngram;
 mod recompute;
@@ -25,6 +27,7 @@ pub use config::{
     Smoothing, TransformerConfig,
 };
 pub use hidden::{HiddenMatrix, hidden_matrices};
+pub use lora::{LoraConfig, LoraTarget, is_adapter};
 pub use model::{Error, Model};
 pub use recompute::Recompute;
 pub use rope::{RopeScaling, SlidingWindow};

@@ -5,7 +5,7 @@
 //! passed over; stray temporaries are ignored. The two newest are kept.
 
 use crate::run::State;
-use crate::saved::{read_parameters, write_parameters};
+use crate::saved::{read_learnt, write_learnt, write_parameters};
 use crate::trainer::Trainer;
 use formats::{TensorFile, replace_folder};
 use serde::{Deserialize, Serialize};
@@ -86,11 +86,7 @@ pub(crate) fn save(run: &Path, trainer: &Trainer, state: &State) -> Result<(), E
     let path = folder.join(format!("step-{:09}", state.step));
     let metadata = || HashMap::from([("step".to_owned(), state.step.to_string())]);
     replace_folder(&path, |dir| -> Result<(), Error> {
-        write_parameters(
-            &dir.join("weights.safetensors"),
-            &[("", trainer.model.weights())],
-            metadata(),
-        )?;
+        write_learnt(&dir.join("weights.safetensors"), &trainer.model, metadata())?;
         let optimizer = &trainer.optimizer;
         let mut moments = vec![("first.", &optimizer.first), ("second.", &optimizer.second)];
         moments.extend(trainer.muon.iter().map(|muon| ("momentum.", &muon.momentum)));
@@ -180,7 +176,7 @@ fn load_one(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
     if let Some(muon) = &mut trainer.muon {
         moment("momentum.", &mut muon.momentum)?;
     }
-    read_parameters(&weights, trainer.model.weights_mut())?;
+    read_learnt(&weights, &mut trainer.model)?;
     trainer.optimizer.steps = manifest.optimizer_steps;
     trainer.weights_changed();
     Ok(manifest.state)

@@ -25,7 +25,7 @@ pub use run::{
     total_steps,
 };
 pub use saved::{
-    CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE, digest_of,
-    write_count_model, write_counts, write_description, write_weights,
+    ADAPTER_FILE, CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE,
+    digest_of, write_count_model, write_counts, write_description, write_weights,
 };
 pub use trainer::{StepReport, Trainer};

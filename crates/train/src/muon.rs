@@ -96,13 +96,13 @@ impl Muon {
             let cols = spec.shape[1];
             let part =
                 |start: usize| start + whole.rows.start * cols..start + whole.rows.end * cols;
-            let range = part(spec.range.start);
+            let gradient = gradients.layout().specs()[whole.parameter].range.start;
             muon(
                 team,
                 step,
                 (whole.rows.len(), cols),
-                &mut weights.flat_mut()[range.clone()],
-                &gradients.flat()[range],
+                &mut weights.flat_mut()[part(spec.range.start)],
+                &gradients.flat()[part(gradient)],
                 &mut self.momentum.flat_mut()[part(own.specs()[*in_momentum].range.start)],
                 &mut self.work,
             );

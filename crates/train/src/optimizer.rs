@@ -64,7 +64,8 @@ impl AdamW {
         })
     }
 
-    /// One step at learning rate `rate`. The gradient is scaled down to norm `recipe.clip` where
+    /// One step at learning rate `rate`. The gradients' layout has the weights' parameters, with room
+    /// for those that learn. The gradient is scaled down to norm `recipe.clip` where
     /// it is larger; a gradient that is not finite changes nothing and is seen in its norm.
     pub fn step(
         &mut self,
@@ -83,7 +84,8 @@ impl AdamW {
         self.steps += 1;
         let t = self.steps.min(1 << 30) as i32;
         let (layout, own) = (Arc::clone(weights.layout()), Arc::clone(self.first.layout()));
-        for (spec, own) in self.places.iter().map(|&i| &layout.specs()[i]).zip(own.specs()) {
+        for (&place, own) in self.places.iter().zip(own.specs()) {
+            let spec = &layout.specs()[place];
             let step = AdamStep {
                 rate: rate as f32,
                 beta1: recipe.beta1,
@@ -94,12 +96,12 @@ impl AdamW {
                 correction2: (1.0 - recipe.beta2.powi(t)) as f32,
                 gradient_scale: factor as f32,
             };
-            let range = spec.range.clone();
+            let gradient = gradients.layout().specs()[place].range.clone();
             adam(
                 team,
                 step,
-                &mut weights.flat_mut()[range.clone()],
-                &gradients.flat()[range],
+                &mut weights.flat_mut()[spec.range.clone()],
+                &gradients.flat()[gradient],
                 &mut self.first.flat_mut()[own.range.clone()],
                 &mut self.second.flat_mut()[own.range.clone()],
             );

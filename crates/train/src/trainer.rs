@@ -45,10 +45,15 @@ fn workload(shape: BatchShape, threads: usize) -> Workload {
     Workload { rows, sequences, longest, threads, training: true }
 }
 
-/// The places of the parameters that AdamW changes beside Muon.
-fn not_muons(config: &ModelConfig, layout: &Layout) -> Vec<usize> {
-    let muons = muon::places(config, layout);
-    (0..layout.specs().len()).filter(|i| muons.binary_search(i).is_err()).collect()
+/// The places of the parameters that AdamW changes: all that learn, but for Muon's.
+fn adams(config: &ModelConfig, recipe: &Recipe, layout: &Layout) -> Vec<usize> {
+    let muons = match recipe.optimizer {
+        OptimizerKind::Adamw => Vec::new(),
+        OptimizerKind::Muon => muon::places(config, layout),
+    };
+    let learns = |&i: &usize| config.trains(&layout.specs()[i].name);
+    let places = (0..layout.specs().len()).filter(learns);
+    places.filter(|i| muons.binary_search(i).is_err()).collect()
 }
 
 impl Trainer {
@@ -63,13 +68,12 @@ impl Trainer {
     ) -> Result<Plan, models::Error> {
         let layout = Model::layout_of(&config.model)?;
         let mut plan = Model::plan(&config.model)?;
-        plan.add(&layout.buffer_spec("gradients", Account::Gradients));
-        match config.train.optimizer {
-            OptimizerKind::Adamw => plan.extend(AdamW::plan(&layout)),
-            OptimizerKind::Muon => {
-                plan.extend(AdamW::plan(&layout.of_some(not_muons(&config.model, &layout))));
-                plan.extend(Muon::plan(&config.model, &layout));
-            }
+        let learning = layout.with_room_for(|spec| config.model.trains(&spec.name));
+        plan.add(&learning.buffer_spec("gradients", Account::Gradients));
+        let places = adams(&config.model, &config.train, &layout);
+        plan.extend(AdamW::plan(&layout.of_some(places)));
+        if config.train.optimizer == OptimizerKind::Muon {
+            plan.extend(Muon::plan(&config.model, &layout));
         }
         let workload = workload(shape, threads);
         plan.extend(Runner::plan_recomputing(&config.model, &workload, shape.recompute)?);
@@ -101,13 +105,13 @@ impl Trainer {
         team: &Arc<Team>,
     ) -> Result<Trainer, models::Error> {
         let layout = Arc::clone(model.layout());
-        let gradients = Parameters::zeros(&layout, "gradients", Account::Gradients)?;
-        let (optimizer, muon) = match recipe.optimizer {
-            OptimizerKind::Adamw => (AdamW::new(&layout)?, None),
-            OptimizerKind::Muon => {
-                let others = not_muons(model.config(), &layout);
-                (AdamW::of_some(&layout, others)?, Some(Muon::new(model.config(), &layout)?))
-            }
+        let config = model.config();
+        let learning = Arc::new(layout.with_room_for(|spec| config.trains(&spec.name)));
+        let gradients = Parameters::zeros(&learning, "gradients", Account::Gradients)?;
+        let optimizer = AdamW::of_some(&layout, adams(config, recipe, &layout))?;
+        let muon = match recipe.optimizer {
+            OptimizerKind::Adamw => None,
+            OptimizerKind::Muon => Some(Muon::new(config, &layout)?),
         };
         let workload = workload(shape, team.threads());
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
@@ -135,6 +139,8 @@ impl Trainer {
                 (c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) = (1, 1, 8);
                 (c.num_key_value_heads, c.head_dim) = (None, None);
                 (c.rope_scaling, c.sliding_window) = (None, None);
+                c.storage.clear();
+                c.lora.iter_mut().for_each(|lora| lora.rank = 2);
             }
             ModelConfig::Rnn(c) => (c.vocab_size, c.embedding_size, c.hidden_size) = (64, 16, 16),
             ModelConfig::Ngram(_) => return,

@@ -19,8 +19,16 @@ fn the_plan_is_what_is_charged() {
         post_norm: true,
         ..email.clone()
     };
+    let lora = LoraConfig { rank: 5, alpha: 8.0, targets: LoraTarget::ALL.to_vec() };
+    let adapters = TransformerConfig { lora: Some(lora), ..every_norm.clone() };
+    let mut kept = adapters.clone();
+    let kind = tensor::MatrixKind::Quant(kernels::QuantKind::Q8_0);
+    kept.storage.insert("tok_emb.weight".to_owned(), vec![(kind, vocab)]);
+    kept.storage.insert("layers.1.mlp.down.weight".to_owned(), vec![(kind, 64)]);
     let models = [
         ModelConfig::Transformer(email),
+        ModelConfig::Transformer(adapters),
+        ModelConfig::Transformer(kept),
         ModelConfig::Transformer(every_norm),
         ModelConfig::Rnn(RnnConfig::email(vocab)),
     ];

@@ -14,7 +14,7 @@ pub use search::Search;
 
 use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs, FromLogitsError, Given};
 use crate::cmd::model::{AnySource, Opened, engine_error, text_of};
-use crate::cmd::{KvArgs, json};
+use crate::cmd::{AdapterArgs, KvArgs, json};
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
@@ -107,6 +107,9 @@ pub struct GenerateArgs {
     /// How keys and values are kept
     #[command(flatten)]
     pub kv: KvArgs,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// Instead of a model: logits or probabilities in a JSON array, or an object with `logits` or
     /// `probs` and, if wanted, `tokens` (their texts)
     #[arg(long, value_name = "FILE.json", conflicts_with_all = [
@@ -160,7 +163,10 @@ pub enum Side {
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
     match (&args.from_logits, &args.model) {
         (Some(file), _) => given_logits(&args, file),
-        (None, Some(dir)) => with_model(&args, &Opened::open_with(dir, args.kv.kind())?),
+        (None, Some(dir)) => {
+            let adapter = args.adapter.adapter.as_deref();
+            with_model(&args, &Opened::open_adapted(dir, args.kv.kind(), adapter)?)
+        }
         (None, None) => Err(CliError::input("no MODEL given; give the folder of a trained model")),
     }
 }

@@ -84,6 +84,11 @@ impl Mlp {
         self.gate.iter().chain([&self.up, &self.down])
     }
 
+    /// Its matrices (gate, up, down), to be given adapters.
+    pub fn parts_mut(&mut self) -> (Option<&mut Linear>, &mut Linear, &mut Linear) {
+        (self.gate.as_mut(), &mut self.up, &mut self.down)
+    }
+
     /// Values a row that are saved: F, or 2F with a gate.
     pub fn saved_width(kind: MlpKind, inner: usize) -> usize {
         if kind.is_gated() { 2 * inner } else { inner }
@@ -155,6 +160,7 @@ impl Mlp {
         team: &Team,
         weights: &Parameters,
         gradients: &mut Parameters,
+        packed: &Packed,
         x: &[f32],
         up: &[f32],
         d_y: &[f32],
@@ -175,7 +181,7 @@ impl Mlp {
             match self.kind {
                 MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => {
                     let wanted = Some((&mut *d_up, Init::Zero));
-                    self.down.backward(team, weights, gradients, act, d_y, c, 0, wanted);
+                    self.down.backward(team, weights, gradients, packed, act, d_y, c, 0, wanted);
                     match self.kind {
                         MlpKind::Gelu => gelu_backward(team, up, d_up),
                         MlpKind::Relu2 => relu2_backward(team, up, d_up),
@@ -184,8 +190,8 @@ impl Mlp {
                 }
                 MlpKind::SwiGlu | MlpKind::GegluTanh => {
                     // The activation is not needed once d_down is known: its place takes d_act.
-                    self.down.backward(team, weights, gradients, act, d_y, c, 0, None);
-                    self.down.input_gradient(team, weights, d_y, act);
+                    self.down.backward(team, weights, gradients, packed, act, d_y, c, 0, None);
+                    self.down.input_gradient(team, weights, packed, d_y, act);
                     if self.kind == MlpKind::SwiGlu {
                         swiglu_backward(team, up, f, act, d_up);
                     } else {
@@ -194,9 +200,10 @@ impl Mlp {
                 }
             }
             let wanted = Some((&mut *d_x, Init::Zero));
-            self.up.backward(team, weights, gradients, x, d_up, saved, saved - f, wanted);
+            self.up.backward(team, weights, gradients, packed, x, d_up, saved, saved - f, wanted);
             if let Some(gate) = &self.gate {
-                gate.backward(team, weights, gradients, x, d_up, saved, 0, Some((d_x, Init::Keep)));
+                let wanted = Some((d_x, Init::Keep));
+                gate.backward(team, weights, gradients, packed, x, d_up, saved, 0, wanted);
             }
         }
     }
