@@ -45,8 +45,10 @@ fn bits_of(row: usize, column: usize) -> u64 {
 /// A matrix of a kind, packed; and its values.
 fn matrix(kind: MatrixKind, rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
     let half = |row: usize, column: usize| {
-        let sign = (bits_of(row, column) & 1) << 15;
-        (0x2C00 + sign + bits_of(row, column) / 2 % 0x800) as u16
+        let (sign, rest) = ((bits_of(row, column) & 1) << 15, bits_of(row, column) / 2);
+        // Of 0.03 to 0.25 in either kind.
+        let bf16 = kind == MatrixKind::Half(HalfKind::Bf16);
+        (sign + if bf16 { 0x3D00 + rest % 0x180 } else { 0x2800 + rest % 0xC00 }) as u16
     };
     let block = |row: usize, index: usize| {
         let codes = std::array::from_fn(|i| bits_of(row, index * 32 + i) as u8);
