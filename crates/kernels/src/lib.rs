@@ -32,8 +32,7 @@ mod split;
 mod team;
 
 pub use attention::{
-    AttentionShape, KEY_TILE, Kv, Segment, attention_backward, attention_forward,
-    attention_workspace,
+    AttentionShape, KEY_TILE, Segment, attention_backward, attention_forward, attention_workspace,
 };
 pub use elementwise::{
     add_assign, add_bias_rows, dropout, geglu_tanh_backward, geglu_tanh_forward, gelu_backward,
@@ -46,7 +45,7 @@ pub use head::{
     logits_workspace, row_losses,
 };
 pub use isa::Isa;
-pub use kv::KvKind;
+pub use kv::{Kv, KvKind};
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use norm::{
     HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,
@@ -54,8 +53,8 @@ pub use norm::{
 };
 pub use optimizer::{AdamStep, adam, sum_of_squares};
 pub use quant::{
-    BLOCK as QUANT_BLOCK, Digits, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRows,
-    pack_panel, quant_matmul, quant_rows_len, quantise_rows, unpack_block,
+    BLOCK as QUANT_BLOCK, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRows, pack_panel,
+    quant_matmul, quant_rows_len, quantise_rows, unpack_block,
 };
 pub use random::{mix, normal, stream_key, uniform, uniform_bits};
 pub use recurrent::{RnnShape, rnn_backward, rnn_forward, rnn_workspace};

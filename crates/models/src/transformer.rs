@@ -10,7 +10,7 @@ use crate::runner::Pass;
 use crate::slots::slots;
 use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, Digits, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
+    AttentionShape, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
     attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
@@ -259,8 +259,8 @@ impl Transformer {
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);
         let inner =
-            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size, Digits::Two);
-        kernels::quant_rows_len(rows, outer, Digits::Two).max(inner)
+            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
+        kernels::quant_rows_len(rows, outer).max(inner)
     }
 
     /// The token table, for a tied output projection.

@@ -2,7 +2,7 @@
 
 use crate::{Initial, Layout, Panels, ParamId, Parameters};
 use kernels::{
-    Digits, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
+    Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
     quant_matmul, quantise_rows,
 };
 use std::cell::RefCell;
@@ -172,7 +172,7 @@ pub fn packed_product(
         return;
     }
     let mut workspace = packed.rounded.borrow_mut();
-    let x = quantise_rows(team, x, inputs, Digits::Two, &mut workspace);
+    let x = quantise_rows(team, x, inputs, &mut workspace);
     for (rows, panels) in parts() {
         if let Panels::Quant(matrix) = panels {
             quant_matmul(team, &x, &matrix, of(&rows), y, y_stride, y_from + rows.start);
