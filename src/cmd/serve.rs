@@ -129,20 +129,29 @@ impl BatchingArgs {
         let full = context.div_ceil(page_tokens) * sequences;
         let bytes = NetworkExecutor::bytes_per_token(config) * page_tokens as u64;
         let free = ledger::available_bytes().unwrap_or(u64::MAX);
-        let (pages, why) = match self.kv_tokens {
-            Some(0) => return Err(CliError::input("--kv-tokens 0: at least one is needed")),
-            Some(tokens) => (tokens.div_ceil(page_tokens), "--kv-tokens"),
-            None => match (free / 2).checked_div(bytes).map(|pages| pages.max(1)) {
-                Some(pages) if pages < full as u64 => (pages as usize, "half of the memory left"),
-                _ => (full, "as many full contexts as sequences"),
-            },
-        };
         let step_tokens = usize::from(self.step_tokens).max(sequences);
         let shares = NetworkExecutor::shares(config) && !self.no_prefix_cache;
         // A state cannot take a token back.
         let pages_hold = NetworkExecutor::shares(config);
         let drafts = if pages_hold { usize::from(self.draft_tokens) } else { 0 };
-        Ok((Limits { pages, page_tokens, step_tokens, sequences, shares, drafts }, why))
+        let window = config.window();
+        let whole =
+            Limits { pages: full, page_tokens, step_tokens, sequences, shares, drafts, window };
+        // What layers with a window keep does not grow with the pages.
+        let near = NetworkExecutor::pool_bytes(config, &whole).saturating_sub(full as u64 * bytes);
+        let (pages, why) = match self.kv_tokens {
+            Some(0) => return Err(CliError::input("--kv-tokens 0: at least one is needed")),
+            Some(tokens) => (tokens.div_ceil(page_tokens), "--kv-tokens"),
+            None => {
+                match (free / 2).saturating_sub(near).checked_div(bytes).map(|pages| pages.max(1)) {
+                    Some(pages) if pages < full as u64 => {
+                        (pages as usize, "half of the memory left")
+                    }
+                    _ => (full, "as many full contexts as sequences"),
+                }
+            }
+        };
+        Ok((Limits { pages, ..whole }, why))
     }
 }
 

@@ -5,13 +5,12 @@
 //! caches, keys and values go to the caller's caches and attention reads them there; without, it
 //! reads them in the batch.
 
-use crate::cache::{PagedPast, Past};
+use crate::cache::Past;
 use crate::runner::Pass;
 use crate::slots::slots;
 use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
-    attention_forward,
+    AttentionShape, HeadPlace, Init, Kv, Segment, add_assign, attention_backward, attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
@@ -258,8 +257,7 @@ impl Transformer {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);
-        let inner =
-            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
+        let inner = kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
         kernels::quant_rows_len(rows, outer).max(inner)
     }
 
@@ -481,7 +479,7 @@ impl Transformer {
             .filter(|(_, s)| s.1 > 0)
             .map(|(i, &(row, queries))| {
                 let (past, kv) = match past.pages(i) {
-                    Some((pool, PagedPast { pages, len })) => (len, pool.layer(index, pages)),
+                    Some((pool, past)) => (past.len, pool.layer(index, past)),
                     None => {
                         let from = row * stride + h * d;
                         (0, Kv::whole(&qkv[from..], &qkv[from + g * d..], stride))

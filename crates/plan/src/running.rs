@@ -36,6 +36,7 @@ pub fn limits(architecture: &Architecture, ask: &ServeAsk) -> Result<Limits, Err
         sequences,
         shares: NetworkExecutor::shares(&architecture.config),
         drafts: 0,
+        window: architecture.config.window(),
     })
 }
 
@@ -62,6 +63,7 @@ pub(crate) fn step_workspace(architecture: &Architecture, ask: &ServeAsk) -> Res
         sequences: workload.sequences,
         shares: true,
         drafts: 0,
+        window: None,
     };
     plan.extend(Engine::plan(config.vocab_size(), &limits));
     Ok(plan.total())
@@ -120,7 +122,7 @@ pub fn serve(
             Some(NetworkExecutor::bytes_per_token(&architecture.config));
         if let Some(window) = &c.sliding_window {
             prediction.notes.push(format!(
-                "{} layers see only the last {} tokens; their keys and values are kept all the same",
+                "{} layers see only the last {} tokens and keep no more of them",
                 window.layers.len(),
                 window.tokens
             ));

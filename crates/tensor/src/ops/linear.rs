@@ -2,8 +2,8 @@
 
 use crate::{Initial, Layout, Panels, ParamId, Parameters};
 use kernels::{
-    Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
-    quant_matmul, quantise_rows,
+    Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len, quant_matmul,
+    quantise_rows,
 };
 use std::cell::RefCell;
 use std::ops::Range;
