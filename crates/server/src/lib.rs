@@ -27,6 +27,7 @@ mod routes;
 mod run;
 mod sampling;
 mod talk;
+mod tools;
 
 pub use app::{App, Options, Served};
 pub use error::ApiError;
