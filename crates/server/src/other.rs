@@ -108,6 +108,10 @@ pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
             "tokens": limits.capacity(), "bytes": plan.of(Account::KvCache),
             "pages_held": held, "pages_kept": kept,
         },
+        "draft": app.model.draft.as_ref().map(|draft| json!({
+            "name": draft.name, "weights_bytes": draft.plan.of(Account::Weights),
+            "kv_bytes": draft.plan.of(Account::KvCache), "bytes": draft.plan.total(),
+        })),
         "queue": {
             "waiting": app.engine.queue().waiting(),
             "predicted_wait_s": app.engine.queue().predicted_wait(),
