@@ -11,6 +11,7 @@ pub mod data;
 pub mod diagnose;
 pub mod doctor;
 pub mod documents;
+pub mod draft;
 pub mod eval;
 pub mod from_logits;
 pub mod generate;

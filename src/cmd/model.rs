@@ -5,7 +5,7 @@ use crate::error::CliError;
 use crate::term;
 use corpus::Dataset;
 use decoding::{Rule, Rules};
-use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
+use engine::{Ahead, CountSource, Each, Error, NetworkSource, Room, Source};
 use families::Checkpoint;
 #[cfg(feature = "hub")]
 use hub::{Hub, Place, Wanted};
@@ -292,6 +292,20 @@ macro_rules! each {
             AnySource::Counts($source) => $call,
         }
     };
+}
+
+impl Ahead for AnySource<'_> {
+    fn read_ahead(&mut self, tokens: usize) {
+        each!(self, source => source.read_ahead(tokens))
+    }
+
+    fn read_on(&mut self, tokens: &[u32], logits: &mut [f32]) {
+        each!(self, source => source.read_on(tokens, logits))
+    }
+
+    fn rewind(&mut self, read: usize) {
+        each!(self, source => source.rewind(read))
+    }
 }
 
 impl Source for AnySource<'_> {

@@ -300,6 +300,16 @@ impl Cache {
         })
     }
 
+    /// Forgets what was read after the first `len` tokens. Only keys and values can be taken back: a
+    /// recurrent state stays as it is.
+    pub fn rewind(&mut self, len: usize) {
+        match self {
+            Cache::Kv(kv) => kv.len = kv.len.min(len),
+            Cache::Tokens(tokens) => tokens.truncate(len),
+            Cache::State(_) => {}
+        }
+    }
+
     /// A copy of its own, for a continuation that shares the past.
     ///
     /// # Errors

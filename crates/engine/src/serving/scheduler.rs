@@ -181,11 +181,18 @@ pub struct Totals {
     pub queried: u64,
     /// Tokens found there.
     pub hit: u64,
+    /// Times that tokens were guessed.
+    pub drafts: u64,
     /// Tokens guessed that ran.
     pub drafted: u64,
     /// Of those, the ones that came.
     pub accepted: u64,
+    /// Those by their place in a guess, from 0.
+    pub accepted_at: [u64; MOST_DRAFTS],
 }
+
+/// Tokens guessed ahead of a sequence, at most.
+pub const MOST_DRAFTS: usize = 32;
 
 /// Sequences, waiting and running, and their pages.
 #[derive(Debug)]
@@ -325,16 +332,29 @@ impl Scheduler {
     pub fn guess(&mut self, id: SequenceId, drafts: Vec<u32>) {
         if let Some(entry) = self.running.get_mut(&id) {
             entry.drafts = drafts;
-            entry.drafts.truncate(self.limits.drafts);
+            entry.drafts.truncate(self.limits.drafts.min(MOST_DRAFTS));
         }
     }
 
-    /// The next guessed token is the one that was chosen and pushed: what ran with it counts.
-    pub fn accept(&mut self, id: SequenceId) {
+    /// The guessed token at a place is the one that was chosen and pushed: what ran with it counts.
+    pub fn accept(&mut self, id: SequenceId, place: usize) {
         if let Some(entry) = self.running.get_mut(&id) {
             entry.computed += 1;
             self.totals.accepted += 1;
+            self.totals.accepted_at.iter_mut().skip(place).take(1).for_each(|count| *count += 1);
         }
+    }
+
+    /// Gets a running sequence blank pages for `tokens` tokens, at nobody's cost; says how many its
+    /// pages hold.
+    pub fn reserve(&mut self, id: SequenceId, tokens: usize) -> usize {
+        let needed = self.pool.pages_for(tokens);
+        let Some(entry) = self.running.get_mut(&id) else { return 0 };
+        while entry.pages.len() < needed && self.pool.num_free() > self.pool.num_kept() {
+            let Some(page) = self.pool.take() else { break };
+            entry.pages.push(page);
+        }
+        entry.pages.len() * self.limits.page_tokens
     }
 
     /// The tokens guessed to follow a running sequence.
@@ -441,6 +461,7 @@ impl Scheduler {
             drafts = drafts.min(room.saturating_sub(verified));
         }
         entry.drafts.truncate(drafts);
+        self.totals.drafts += u64::from(drafts > 0);
         self.totals.drafted += drafts as u64;
         drafts
     }
