@@ -96,9 +96,23 @@ impl Opened {
         Ok(opened)
     }
 
+    /// The same with an adapter merged into its weights: a PEFT folder.
+    pub fn open_adapted(dir: &Path, kv: KvKind, adapter: Option<&Path>) -> Result<Self, CliError> {
+        let Some(adapter) = adapter else { return Self::open_with(dir, kv) };
+        let dir = &located(dir)?;
+        if !families::is_published(dir) {
+            return Err(CliError::input(format!(
+                "--adapter: {} is no published model; adapters belong to GGUF files and Hugging \
+                 Face folders",
+                dir.display()
+            )));
+        }
+        Self::published(dir, kv, Some(adapter))
+    }
+
     fn any(dir: &Path, kv: KvKind) -> Result<Self, CliError> {
         if families::is_published(dir) {
-            return Self::published(dir, kv);
+            return Self::published(dir, kv, None);
         }
         let saved = SavedModel::open(dir).map_err(CliError::input)?;
         let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
@@ -108,20 +122,30 @@ impl Opened {
         Ok(Self { dir, saved, tokenizer, ends, begin, template: None, files: Vec::new() })
     }
 
-    fn published(path: &Path, kv: KvKind) -> Result<Self, CliError> {
+    fn published(path: &Path, kv: KvKind, adapter: Option<&Path>) -> Result<Self, CliError> {
         let mut checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
         checkpoint.config.kv = kv;
         checkpoint.keep_as_stored().map_err(CliError::input)?;
+        let open = |path| families::Adapter::open(path, checkpoint.family, &checkpoint.config);
+        let adapter = adapter.map(open).transpose().map_err(CliError::input)?;
+        // What an adapter changes is kept as values.
+        for changed in adapter.iter().flat_map(|adapter| adapter.parameters()) {
+            checkpoint.config.storage.remove(changed);
+        }
         for note in &checkpoint.notes {
             term::note(&format!("note: {note}"));
         }
         let threads = Team::available();
         room_for(&checkpoint, path, threads)?;
-        let model = checkpoint.load(threads).map_err(CliError::failed)?;
+        let mut model = checkpoint.load(threads).map_err(CliError::failed)?;
+        if let Some(adapter) = &adapter {
+            adapter.merge(&mut model).map_err(CliError::failed)?;
+        }
         let own = checkpoint.tokenizer.specials().bos;
         let named = checkpoint.bos_token.as_deref();
         let begin = own.or_else(|| named.and_then(|name| checkpoint.tokenizer.id(name)));
-        let files = checkpoint.tensors.paths().map(Path::to_owned).collect();
+        let files = checkpoint.tensors.paths().map(Path::to_owned);
+        let files = files.chain(adapter.iter().flat_map(|adapter| adapter.files())).collect();
         Ok(Self {
             dir: path.to_owned(),
             saved: SavedModel::Network(Box::new(model)),

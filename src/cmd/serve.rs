@@ -2,7 +2,7 @@
 
 use crate::cmd::draft::{self, USUAL_DRAFTS};
 use crate::cmd::model::{Opened, Template, engine_error};
-use crate::cmd::{KvArgs, team};
+use crate::cmd::{AdapterArgs, KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
 use chat::ChatTemplate;
@@ -52,6 +52,9 @@ pub struct ServeArgs {
     /// A file of keys, one a line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// The sizes of cache and steps
     #[command(flatten)]
     pub batching: BatchingArgs,
@@ -240,8 +243,8 @@ impl Shared {
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let api_keys = keys(args)?;
     let runtime_bytes = ledger::resident_bytes();
-    let kv = args.batching.kv.kind();
-    let opened = Opened::open_with(&args.model, kv)?;
+    let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
+    let opened = Opened::open_adapted(&args.model, kv, adapter)?;
     let guesser =
         args.batching.draft.as_deref().map(|path| draft::open(path, kv, &opened)).transpose()?;
     let digest = opened.digest()?;

@@ -280,6 +280,41 @@ pub fn row_losses(
     });
 }
 
+/// Losses of rows whose logits are there (R×V), which become their gradients of Σ scale·loss. Logits
+/// that are already bent by `soft_cap` become gradients of what they were before it. A row without
+/// a target (`u32::MAX`) has loss and gradient 0.
+pub fn row_gradients(
+    team: &Team,
+    logits: &mut [f32],
+    targets: &[u32],
+    (scale, soft_cap): (f32, Option<f32>),
+    losses: &mut [f32],
+) {
+    let rows = targets.len();
+    assert!(rows > 0 && losses.len() == rows && logits.len().is_multiple_of(rows), "R×V");
+    let vocab = logits.len() / rows;
+    let (losses, logits) = (Split::new(losses), Split::new(logits));
+    team.tasks(rows, |r| {
+        // SAFETY: each task writes its own row.
+        let (loss, z) =
+            unsafe { (&mut losses.part(r..r + 1)[0], logits.part(r * vocab..(r + 1) * vocab)) };
+        *loss = 0.0;
+        let target = targets[r];
+        if target == u32::MAX {
+            return z.fill(0.0);
+        }
+        let top = z.iter().fold(f32::NEG_INFINITY, |top, &z| top.max(z));
+        let sum: f64 = z.iter().map(|&z| f64::from(z - top).exp()).sum();
+        *loss = (sum.ln() - f64::from(z[target as usize] - top)) as f32;
+        for (i, z) in z.iter_mut().enumerate() {
+            let share = f64::from(*z - top).exp() / sum;
+            let right = if i == target as usize { 1.0 } else { 0.0 };
+            let slope = soft_cap.map_or(1.0, |limit| 1.0 - (*z / limit) * (*z / limit));
+            *z = scale * (share - right) as f32 * slope;
+        }
+    });
+}
+
 /// What all chunks share.
 struct Head<'a> {
     width: usize,

@@ -8,6 +8,9 @@
 mod batch;
 mod cache;
 mod config;
+mod frozen;
+mod hidden;
+mod lora;
 mod model;
 pub mod ngram;
 mod recompute;
@@ -23,6 +26,8 @@ pub use config::{
     ConfigError, MlpConfig, ModelConfig, NgramConfig, NormConfig, PositionConfig, RnnConfig,
     Smoothing, TransformerConfig,
 };
+pub use hidden::{HiddenMatrix, hidden_matrices};
+pub use lora::{LoraConfig, LoraTarget, is_adapter};
 pub use model::{Error, Model};
 pub use recompute::Recompute;
 pub use rope::{RopeScaling, SlidingWindow};

@@ -3,8 +3,8 @@
 use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
 use engine::serving::{Engine, Limits, NetworkExecutor};
 use ledger::{Account, Plan};
-use models::{Model, ModelConfig, Recompute, Runner, Workload};
-use train::{BatchShape, Recipe, TrainConfig, Trainer};
+use models::{LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
+use train::{BatchShape, OptimizerKind, Recipe, TrainConfig, Trainer};
 
 /// Tokens of a page of K/V, as `autoreg serve` has them unless told otherwise.
 pub const PAGE_TOKENS: u64 = 16;
@@ -164,13 +164,22 @@ fn levers<A>(
     others.map(lever).collect()
 }
 
-/// Whether a training is one that this program runs: f32, AdamW, one process, all weights.
+/// Whether a training is one that this program runs: f32, AdamW or Muon, one process; adapters beside
+/// weights as they are stored.
 pub fn trains(ask: &TrainAsk) -> bool {
     ask.precision == crate::Precision::F32
-        && ask.optimizer == crate::Optimizer::Adamw
+        && own_optimizer(ask.optimizer).is_some()
         && ask.layout.ranks == 1
         && ask.layout.stage == 0
-        && ask.lora.is_none()
+}
+
+/// The trainer's name for an optimizer that it has.
+fn own_optimizer(optimizer: crate::Optimizer) -> Option<OptimizerKind> {
+    match optimizer {
+        crate::Optimizer::Adamw => Some(OptimizerKind::Adamw),
+        crate::Optimizer::Muon => Some(OptimizerKind::Muon),
+        crate::Optimizer::Momentum | crate::Optimizer::Sgd => None,
+    }
 }
 
 /// Training a model with this program.
@@ -226,10 +235,26 @@ fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error
         sequences,
         recompute: ask.recompute,
     };
-    let recipe = Recipe { batch: sequences, micro_batch: sequences, ..Recipe::default() };
-    let config = TrainConfig { model: without_blocks(&architecture.config), train: recipe };
+    let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
+    let recipe =
+        Recipe { batch: sequences, micro_batch: sequences, optimizer, ..Recipe::default() };
+    let model = match ask.lora {
+        Some(rank) => with_adapters(&architecture.config, size("--lora", rank)?),
+        None => without_blocks(&architecture.config),
+    };
+    let config = TrainConfig { model, train: recipe };
     let threads = size("--threads", ask.threads)?;
     Trainer::plan(&config, shape, threads).map_err(|e| architecture.error(e))
+}
+
+/// Adapters on all matrices of the layers, beside weights as they are stored.
+fn with_adapters(config: &ModelConfig, rank: usize) -> ModelConfig {
+    let mut config = config.clone();
+    if let ModelConfig::Transformer(c) = &mut config {
+        let targets = LoraTarget::ALL.into_iter().filter(|target| target.is_in(c)).collect();
+        c.lora = Some(LoraConfig { rank, alpha: 2.0 * rank as f32, targets });
+    }
+    config
 }
 
 /// Training loads weights as floats.

@@ -144,6 +144,29 @@ impl Layout {
         parts
     }
 
+    /// The parameters at some places of this layout, as values, in the same order.
+    pub fn of_some(&self, places: impl IntoIterator<Item = usize>) -> Layout {
+        let mut some = Layout::default();
+        for spec in places.into_iter().map(|i| &self.specs[i]) {
+            some.add(&spec.name, &spec.shape, spec.initial, spec.decay);
+        }
+        some
+    }
+
+    /// The same parameters at the same places, with room for the values of some alone: what
+    /// gradients of those need. The others' ranges are empty.
+    pub fn with_room_for(&self, wanted: impl Fn(&ParameterSpec) -> bool) -> Layout {
+        let mut out = Layout::default();
+        for spec in &self.specs {
+            let count = if wanted(spec) { spec.count() } else { 0 };
+            let start = out.len.next_multiple_of(16);
+            out.len = start + count;
+            let parts = Vec::new();
+            out.specs.push(ParameterSpec { range: start..out.len, parts, ..spec.clone() });
+        }
+        out
+    }
+
     /// Whether a parameter is kept in panels.
     pub fn is_packed(&self, id: ParamId) -> bool {
         !self.specs[id.0].parts.is_empty()
@@ -264,8 +287,13 @@ impl Parameters {
     /// Sets every parameter to its initial value: a pure function of the seed, the parameter's
     /// name and the place in it.
     pub fn initialise(&mut self, seed: u64) {
+        self.initialise_some(seed, |_| true);
+    }
+
+    /// The same for some parameters; the others are left as they are.
+    pub fn initialise_some(&mut self, seed: u64, wanted: impl Fn(&ParameterSpec) -> bool) {
         let layout = Arc::clone(&self.layout);
-        for spec in layout.specs() {
+        for spec in layout.specs().iter().filter(|spec| wanted(spec)) {
             let name_hash = spec.name.bytes().fold(0u64, |h, b| kernels::mix(h ^ u64::from(b)));
             let key = stream_key(seed, name_hash, 0);
             let values = &mut self.values[spec.range.clone()];

@@ -144,9 +144,11 @@ fn options<'a>(
 /// Stopped in the middle of an epoch, at its end, and during accumulation; resumed to the bit.
 #[test]
 fn a_resumed_run_equals_an_uninterrupted_one() {
-    for micro_batch in [8, 3] {
-        let config =
-            TrainConfig { model: transformer(), train: Recipe { micro_batch, ..recipe() } };
+    for (micro_batch, optimizer) in
+        [(8, OptimizerKind::Adamw), (3, OptimizerKind::Adamw), (8, OptimizerKind::Muon)]
+    {
+        let train = Recipe { micro_batch, optimizer, ..recipe() };
+        let config = TrainConfig { model: transformer(), train };
         let (data, valid) = (sequences(64, 1), sequences(9, 2));
         let team = Arc::new(Team::new(2));
         let whole = tempfile::tempdir().unwrap();
