@@ -47,7 +47,7 @@ pub use head::{
     logits_workspace, row_gradients, row_losses,
 };
 pub use isa::Isa;
-pub use kv::{Kv, KvKind};
+pub use kv::{Kv, KvKind, key_lanes, store_keys};
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use muon::{MuonStep, muon, muon_workspace};
 pub use norm::{
