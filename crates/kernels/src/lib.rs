@@ -21,6 +21,7 @@ mod kv;
 mod lanes;
 mod math;
 mod matmul;
+mod mixed;
 mod norm;
 mod optimizer;
 mod quant;
@@ -48,6 +49,10 @@ pub use head::{
 pub use isa::Isa;
 pub use kv::KvKind;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
+pub use mixed::{
+    Factor, Stored, TOLERANCE as MIXED_TOLERANCE, adam_mixed, half_embedding, mixed_matmul,
+    mixed_workspace, round_halves, softmax_gradient, widen_halves,
+};
 pub use norm::{
     HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,
     rms_norm_backward, rms_norm_forward,
