@@ -205,8 +205,13 @@ pub(crate) unsafe fn bf16_products(
                 options(nostack, readonly),
             );
         } else {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                options(nostack, nomem));
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem)
+            );
         }
         asm!(
             "2:",

@@ -152,7 +152,16 @@ fn backward_scratch(d: usize, longest: usize) -> usize {
 pub fn attention_workspace(shape: &AttentionShape, threads: usize, longest: usize) -> usize {
     let forward = forward_scratch(shape.head_dim);
     let backward = if longest > 0 { backward_scratch(shape.head_dim, longest) } else { 0 };
-    threads * forward.max(backward)
+    threads * (forward.max(backward) + 1)
+}
+
+/// The largest score of the forward passes since the last call; a workspace is one of
+/// [`attention_workspace`].
+pub fn largest_score(workspace: &mut [f32], threads: usize) -> f32 {
+    let at = workspace.len() - threads;
+    let largest = workspace[at..].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    workspace[at..].fill(f32::NEG_INFINITY);
+    largest
 }
 
 /// out[r, h] = Σ_j softmax_j(scale·q_r·k_j)·v_j over the positions up to r's own.
@@ -175,7 +184,9 @@ pub fn attention_forward(
     let keep_lse = !lse.is_empty();
     assert!(!keep_lse || lse.len() == h * rows, "attention: a log-sum a head and row");
     let scratch = forward_scratch(d);
-    assert!(workspace.len() >= team.threads() * scratch, "attention: workspace");
+    assert!(workspace.len() >= team.threads() * (scratch + 1), "attention: workspace");
+    let (workspace, largest) = workspace.split_at_mut(workspace.len() - team.threads());
+    let largest = Split::new(largest);
     let work = blocks_of(segments);
     let (out, lse, workspace) = (Split::new(out), Split::new(lse), Split::new(workspace));
     team.worker_tasks(work.len() * h, |worker, task| {
@@ -233,6 +244,9 @@ pub fn attention_forward(
                 block(p, value_rows.as_ptr(), d, sums.as_mut_ptr(), d, count, d, keys, start);
             }
         }
+        // SAFETY: a worker's place is its own.
+        let most = unsafe { &mut largest.part(worker..worker + 1)[0] };
+        *most = running[..count].iter().copied().fold(*most, f32::max);
         for i in 0..count {
             let inverse = 1.0 / running[LINE + i];
             let at = (row + i) * h * d + head * d;

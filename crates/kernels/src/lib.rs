@@ -34,7 +34,7 @@ mod team;
 
 pub use attention::{
     AttentionShape, KEY_TILE, Kv, Segment, attention_backward, attention_forward,
-    attention_workspace,
+    attention_workspace, largest_score,
 };
 pub use elementwise::{
     add_assign, add_bias_rows, dropout, geglu_tanh_backward, geglu_tanh_forward, gelu_backward,
@@ -51,7 +51,7 @@ pub use kv::KvKind;
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use mixed::{
     Factor, Stored, TOLERANCE as MIXED_TOLERANCE, adam_mixed, half_embedding, mixed_matmul,
-    mixed_workspace, round_halves, softmax_gradient, widen_halves,
+    mixed_workspace, round_both, round_halves, softmax_gradient, widen_halves,
 };
 pub use norm::{
     HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,

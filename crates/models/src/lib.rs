@@ -8,6 +8,7 @@
 mod batch;
 mod cache;
 mod config;
+mod mixed_head;
 mod model;
 pub mod ngram;
 mod recompute;

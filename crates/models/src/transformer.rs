@@ -6,11 +6,11 @@
 //! reads them in the batch.
 
 use crate::cache::{PagedPast, Past};
-use crate::runner::Pass;
+use crate::runner::{Pass, all_finite};
 use crate::slots::slots;
 use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, Digits, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
+    AttentionShape, Digits, HalfKind, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
     attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
@@ -167,6 +167,13 @@ impl<B> TransformerSlots<B> {
     }
 }
 
+impl TransformerSlots<Buffer<f32>> {
+    /// The largest attention score since the last call.
+    pub(crate) fn largest_score(&mut self, threads: usize) -> f32 {
+        kernels::largest_score(&mut self.shared.attention_work, threads)
+    }
+}
+
 impl Transformer {
     pub(crate) fn new(config: &TransformerConfig, layout: &mut Layout) -> Transformer {
         let c = config.hidden_size;
@@ -284,6 +291,7 @@ impl Transformer {
         longest: usize,
         threads: usize,
         training: Option<Recompute>,
+        mixed: bool,
     ) -> TransformerSlots<Spec> {
         let c = self.width();
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
@@ -311,7 +319,7 @@ impl Transformer {
             MlpSlot {
                 middle: spec("middle", kept(c)),
                 stats2: spec("norm 2", rows * Norm::STATS),
-                up: spec("mlp", rows * up),
+                up: spec("mlp", if mixed { (rows * up).div_ceil(2) } else { rows * up }),
                 branch: spec("mlp branch", used(post, kept(c))),
                 branch_stats: spec("mlp branch norm", used(post, rows * Norm::STATS)),
             }
@@ -329,7 +337,7 @@ impl Transformer {
             branch: work("branch", rows * c),
             final_stats: kept_spec("final norm", rows * Norm::STATS),
             hidden: kept_spec("hidden", rows * c),
-            act: work("mlp activation", run * f),
+            act: work("mlp activation", run * Mlp::scratch_width(mlp_kind(&self.config), f, mixed)),
             attention_work: work("attention tiles", tiles),
             angles: work("angles", rows * self.rotary.as_ref().map_or(0, Rotary::width)),
             near_angles: work(
@@ -342,6 +350,54 @@ impl Transformer {
             d_up: work("d mlp", used(training.is_some(), run * up)),
         };
         TransformerSlots { inputs, attention, mlp, shared }
+    }
+
+    /// Values of the largest second factor of a product of batches of so many rows.
+    pub(crate) fn largest_factor(&self, rows: usize) -> usize {
+        let (c, f) = (self.width(), self.config.intermediate_size);
+        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
+        let weights = [((h + 2 * g) * d, c), (c, h * d), (f, c)].map(|(n, k)| n * k);
+        let inputs = [rows * c, rows * h * d, rows.min(MLP_ROWS) * f];
+        weights.into_iter().chain(inputs).max().unwrap_or(0)
+    }
+
+    /// The first of a training pass's tensors with a value that is not finite.
+    pub(crate) fn first_not_finite(
+        &self,
+        slots: &TransformerSlots<Buffer<f32>>,
+        rows: usize,
+        half: Option<HalfKind>,
+    ) -> Option<String> {
+        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
+        let (c, last) = (self.width(), self.layers.len() - 1);
+        // A slot that layers share holds the last layer's.
+        let place = |count: usize, i: usize| match count {
+            1 => (i == last).then_some(0),
+            _ => Some(i),
+        };
+        let up = rows * Mlp::saved_width(mlp_kind(&self.config), self.config.intermediate_size);
+        let bad = |x: &[f32], width: usize| !all_finite(&x[..rows * width]);
+        for (i, input) in slots.inputs.iter().enumerate() {
+            let attention = place(slots.attention.len(), i).map(|at| &slots.attention[at]);
+            let mlp = place(slots.mlp.len(), i).map(|at| &slots.mlp[at]);
+            let found = if bad(input, c) {
+                Some("input")
+            } else if attention.is_some_and(|slot| bad(&slot.qkv, (h + 2 * g) * d)) {
+                Some("q k v")
+            } else if attention.is_some_and(|slot| bad(&slot.attention, h * d)) {
+                Some("attention")
+            } else if mlp.is_some_and(|slot| bad(&slot.middle, c)) {
+                Some("stream after attention")
+            } else if mlp.is_some_and(|slot| !Mlp::saved_is_finite(&slot.up, up, half)) {
+                Some("mlp")
+            } else {
+                None
+            };
+            if let Some(what) = found {
+                return Some(format!("layer {i} {what}"));
+            }
+        }
+        (!all_finite(&slots.shared.hidden[..rows * c])).then(|| "final norm".to_owned())
     }
 
     /// Runs the batch up to the rows that the output projection reads.
@@ -560,7 +616,8 @@ impl Transformer {
         }
         keep(&mut mlp.middle, x);
         layer.norm2.forward(pass.team, pass.weights, x, desk.normed, &mut mlp.stats2);
-        layer.mlp.recompute(pass.team, pass.weights, packed, desk.normed, &mut mlp.up);
+        let (normed, up, act) = (&*desk.normed, &mut mlp.up, &mut *desk.act);
+        layer.mlp.recompute(pass.team, pass.weights, packed, normed, up, act);
     }
 
     /// Fills a layer's slot of attention again from its input.

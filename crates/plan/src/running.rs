@@ -162,9 +162,11 @@ fn levers<A>(
     others.map(lever).collect()
 }
 
-/// Whether a training is one that this program runs: f32, AdamW, one process, all weights.
-pub fn trains(ask: &TrainAsk) -> bool {
-    ask.precision == crate::Precision::F32
+/// Whether a training is one that this program runs: AdamW, one process, all weights; in 16 bits only
+/// of a transformer.
+pub fn trains(architecture: &Architecture, ask: &TrainAsk) -> bool {
+    let mixes = matches!(architecture.config, ModelConfig::Transformer(_));
+    (mixes || ask.precision == crate::Precision::F32)
         && ask.optimizer == crate::Optimizer::Adamw
         && ask.layout.ranks == 1
         && ask.layout.stage == 0
@@ -224,7 +226,12 @@ fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error
         sequences,
         recompute: ask.recompute,
     };
-    let recipe = Recipe { batch: sequences, micro_batch: sequences, ..Recipe::default() };
+    let precision = match ask.precision {
+        crate::Precision::F32 => train::Precision::F32,
+        crate::Precision::Bf16 => train::Precision::Bf16,
+    };
+    let recipe =
+        Recipe { batch: sequences, micro_batch: sequences, precision, ..Recipe::default() };
     let config = TrainConfig { model: without_blocks(&architecture.config), train: recipe };
     let threads = size("--threads", ask.threads)?;
     Trainer::plan(&config, shape, threads).map_err(|e| architecture.error(e))

@@ -454,9 +454,12 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
         threads: 2,
         ..TrainAsk::default()
     };
-    assert!(plan::running::trains(&ask));
+    let mixed = TrainAsk { precision: Precision::Bf16, ..ask };
+    assert!(plan::running::trains(&named("email-transformer"), &mixed));
+    assert!(!plan::running::trains(&named("email-rnn"), &mixed));
     for name in ["email-transformer", "email-rnn"] {
         let model = named(name);
+        assert!(plan::running::trains(&model, &ask));
         let runtime = plan::running::Runtime { bytes: 1000 };
         let own = plan::running::train(&model, &ask, runtime).unwrap();
         assert_eq!(own.terms.of("runtime"), 1000);
@@ -466,5 +469,13 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
         assert!((8 * all..8 * all + 8 * 4096).contains(&optimizer), "{optimizer}");
         assert_eq!(own.total_bytes, own.terms.total().unwrap());
         assert!(matches!(model.config, ModelConfig::Transformer(_) | ModelConfig::Rnn(_)));
+    }
+    let model = named("email-transformer");
+    let own = plan::running::train(&model, &mixed, plan::running::Runtime::default()).unwrap();
+    let all = model.parameters().unwrap();
+    for (term, bytes) in [("weights", 2), ("master weights", 4), ("gradients", 4), ("optimizer", 8)]
+    {
+        let found = own.terms.of(term);
+        assert!((bytes * all..bytes * (all + 4096)).contains(&found), "{term}: {found}");
     }
 }

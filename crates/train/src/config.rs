@@ -1,5 +1,6 @@
 //! What a training run is told: the recipe, the budget, where to look and how often.
 
+use crate::Precision;
 use models::ModelConfig;
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +63,9 @@ pub struct Recipe {
     pub checkpoint_every: u64,
     /// Stop after this many steps; 0 for the epochs.
     pub max_steps: u64,
+    /// In which numbers products are taken.
+    #[serde(skip_serializing_if = "is_f32")]
+    pub precision: Precision,
 }
 
 const USUAL_DECAY: f64 = 0.2;
@@ -70,6 +74,11 @@ const USUAL_DECAY: f64 = 0.2;
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn is_usual_decay(share: &f64) -> bool {
     *share == USUAL_DECAY
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_f32(precision: &Precision) -> bool {
+    *precision == Precision::F32
 }
 
 impl Default for Recipe {
@@ -94,6 +103,7 @@ impl Default for Recipe {
             patience: 0,
             checkpoint_every: 0,
             max_steps: 0,
+            precision: Precision::F32,
         }
     }
 }
@@ -119,6 +129,24 @@ pub struct RecipeError {
     pub found: String,
     /// What it must be.
     pub expected: &'static str,
+}
+
+impl TrainConfig {
+    /// Whether the recipe makes a run of this model.
+    ///
+    /// # Errors
+    /// The first number that does not.
+    pub fn check_recipe(&self) -> Result<(), RecipeError> {
+        self.train.check()?;
+        match (&self.model, self.train.precision) {
+            (_, Precision::F32) | (ModelConfig::Transformer(_), _) => Ok(()),
+            (_, precision) => Err(RecipeError {
+                field: "precision",
+                found: precision.name().to_owned(),
+                expected: "it must be f32: only transformers are trained in 16 bits",
+            }),
+        }
+    }
 }
 
 impl Recipe {

@@ -8,6 +8,7 @@ mod data;
 mod documents;
 mod evaluate;
 mod optimizer;
+mod precision;
 mod run;
 mod saved;
 mod trainer;
@@ -18,6 +19,7 @@ pub use data::{BatchShape, Facts, Sequences, epoch_order, order_bytes};
 pub use documents::{DocumentList, Documents};
 pub use evaluate::{BINS, Bin, Evaluator, Scores, Tally, evaluate};
 pub use optimizer::{AdamW, Applied, learning_rate};
+pub use precision::{LossScale, Precision};
 pub use run::{
     CurvePoint, Error, Event, Outcome, RunOptions, Start, State, check, resumable, run, run_from,
     total_steps,

@@ -1,7 +1,7 @@
 //! AdamW with gradient clipping, and the learning rate of each step.
 
 use crate::config::{Recipe, Schedule};
-use kernels::{AdamStep, Team, adam, sum_of_squares};
+use kernels::{AdamStep, Team, adam, adam_mixed, sum_of_squares};
 use ledger::{Account, Plan};
 use std::sync::Arc;
 use tensor::{Layout, Parameters};
@@ -24,6 +24,8 @@ pub struct Applied {
     pub gradient_norm: f64,
     /// Whether it was clipped.
     pub clipped: bool,
+    /// Weights that moved while their 16 bits stayed, in mixed precision.
+    pub lost: Option<u64>,
 }
 
 impl AdamW {
@@ -59,13 +61,15 @@ impl AdamW {
     ) -> Applied {
         let gradient_norm = sum_of_squares(team, gradients.flat()).sqrt();
         if !gradient_norm.is_finite() {
-            return Applied { gradient_norm, clipped: false };
+            return Applied { gradient_norm, clipped: false, lost: None };
         }
         let factor =
             if recipe.clip > 0.0 { (recipe.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.steps += 1;
         let t = self.steps.min(1 << 30) as i32;
         let layout = Arc::clone(weights.layout());
+        let (values, mut halves) = weights.values_and_halves_mut();
+        let mut lost = halves.as_ref().map(|_| 0);
         for spec in layout.specs() {
             let step = AdamStep {
                 rate: rate as f32,
@@ -78,16 +82,17 @@ impl AdamW {
                 gradient_scale: factor as f32,
             };
             let range = spec.range.clone();
-            adam(
-                team,
-                step,
-                &mut weights.flat_mut()[range.clone()],
-                &gradients.flat()[range.clone()],
-                &mut self.first.flat_mut()[range.clone()],
-                &mut self.second.flat_mut()[range],
-            );
+            let (w, g) = (&mut values[range.clone()], &gradients.flat()[range.clone()]);
+            let m = &mut self.first.flat_mut()[range.clone()];
+            let v = &mut self.second.flat_mut()[range.clone()];
+            match (&mut halves, &mut lost) {
+                (Some((kind, bits)), Some(lost)) => {
+                    *lost += adam_mixed(team, step, (*kind, &mut bits[range]), w, g, m, v);
+                }
+                _ => adam(team, step, w, g, m, v),
+            }
         }
-        Applied { gradient_norm, clipped: factor < 1.0 }
+        Applied { gradient_norm, clipped: factor < 1.0, lost }
     }
 }
 

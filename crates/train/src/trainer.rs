@@ -3,7 +3,8 @@
 use crate::config::{Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
 use crate::optimizer::AdamW;
-use kernels::Team;
+use crate::precision::LossScale;
+use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
@@ -20,6 +21,10 @@ pub struct Trainer {
     runner: Runner,
     batch: Batch,
     ids: Vec<u32>,
+    /// In half precision.
+    scale: Option<LossScale>,
+    /// The first tensor that was not finite.
+    broken: Option<String>,
 }
 
 /// What one step did.
@@ -35,6 +40,16 @@ pub struct StepReport {
     pub clipped: bool,
     /// Whether weights were changed: not without targets, nor by a gradient that is not finite.
     pub applied: bool,
+    /// Whether the gradient of a scaled loss overflowed: the scale was halved, nothing else changed.
+    pub overflowed: bool,
+    /// The factor of the loss in half precision.
+    pub loss_scale: Option<f32>,
+    /// The share of weights that moved while their 16 bits stayed, in mixed precision.
+    pub lost_share: Option<f64>,
+    /// The largest attention score, scaled as softmax sees it.
+    pub largest_score: Option<f32>,
+    /// The mean of log Σ e^logit over real targets, nats.
+    pub log_z: f64,
 }
 
 fn workload(shape: BatchShape, threads: usize) -> Workload {
@@ -53,11 +68,15 @@ impl Trainer {
         threads: usize,
     ) -> Result<Plan, models::Error> {
         let layout = Model::layout_of(&config.model)?;
-        let mut plan = Model::plan(&config.model)?;
+        let workload = workload(shape, threads);
+        let half = config.train.precision.half();
+        let mut plan = match half {
+            Some(kind) => layout.mixed_specs(Runner::mixed(&config.model, &workload, kind)?),
+            None => Model::plan(&config.model)?,
+        };
         plan.add(&layout.buffer_spec("gradients", Account::Gradients));
         plan.extend(AdamW::plan(&layout));
-        let workload = workload(shape, threads);
-        plan.extend(Runner::plan_recomputing(&config.model, &workload, shape.recompute)?);
+        plan.extend(Runner::plan_training(&config.model, &workload, shape.recompute, half)?);
         Ok(plan)
     }
 
@@ -80,7 +99,7 @@ impl Trainer {
     /// # Errors
     /// When there is no gradient for it, or memory is not to be had.
     pub fn of(
-        model: Model,
+        mut model: Model,
         recipe: &Recipe,
         shape: BatchShape,
         team: &Arc<Team>,
@@ -89,7 +108,13 @@ impl Trainer {
         let gradients = Parameters::zeros(&layout, "gradients", Account::Gradients)?;
         let optimizer = AdamW::new(&layout)?;
         let workload = workload(shape, team.threads());
+        let half = recipe.precision.half();
+        if let Some(kind) = half {
+            let mixed = Runner::mixed(model.config(), &workload, kind)?;
+            model.weights_mut().keep_halves(team, mixed)?;
+        }
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
+        let scaled = half == Some(HalfKind::F16);
         Ok(Trainer {
             model,
             optimizer,
@@ -98,6 +123,8 @@ impl Trainer {
             runner,
             batch: Batch::default(),
             ids: Vec::new(),
+            scale: scaled.then(LossScale::default),
+            broken: None,
         })
     }
 
@@ -142,12 +169,15 @@ impl Trainer {
             return report;
         }
         let team = Arc::clone(self.runner.team());
-        let scale = (1.0 / targets as f64) as f32;
+        let factor = self.scale.map_or(1.0, |scale| scale.factor);
+        report.loss_scale = self.scale.map(|scale| scale.factor);
+        let scale = (f64::from(factor) / targets as f64) as f32;
         let dropout = (self.recipe.dropout > 0.0).then_some(Dropout {
             rate: self.recipe.dropout,
             stream: kernels::stream_key(self.recipe.seed, 0x6472_6f70, epoch),
         });
         self.gradients.clear(&team);
+        self.runner.largest_score();
         for part in indices.chunks(self.recipe.micro_batch) {
             self.batch.clear();
             for &i in part {
@@ -156,10 +186,18 @@ impl Trainer {
             let losses =
                 self.runner.train(&self.model, &self.batch, scale, dropout, &mut self.gradients);
             report.loss_sum += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
+            let rows = self.batch.rows();
+            let log_z = self.runner.log_z(rows).iter().map(|&z| f64::from(z)).sum::<f64>();
+            report.log_z += log_z / targets as f64;
+            if !report.loss_sum.is_finite() {
+                self.broken = self.runner.first_not_finite(&self.model, rows);
+                report.gradient_norm = f64::NAN;
+                return report;
+            }
         }
-        if !report.loss_sum.is_finite() {
-            report.gradient_norm = f64::NAN;
-            return report;
+        report.largest_score = self.runner.largest_score();
+        if factor != 1.0 {
+            kernels::scale(&team, self.gradients.flat_mut(), 1.0 / factor);
         }
         let weights = self.model.weights_mut();
         let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
@@ -167,7 +205,43 @@ impl Trainer {
         report.gradient_norm = applied.gradient_norm;
         report.clipped = applied.clipped;
         report.applied = applied.gradient_norm.is_finite();
+        let count = self.model.layout().count();
+        report.lost_share = applied.lost.map(|lost| lost as f64 / count as f64);
+        self.rescale(&mut report);
         report
+    }
+
+    /// Adapts the scale of the loss to how its gradient came out, and remembers what broke.
+    fn rescale(&mut self, report: &mut StepReport) {
+        match &mut self.scale {
+            Some(scale) if report.applied => scale.keep(),
+            Some(scale) => report.overflowed = scale.fall(),
+            None => {}
+        }
+        if !report.applied && !report.overflowed {
+            // The last parameter's gradient is the first that the backward pass computes.
+            let (specs, flat) = (self.gradients.layout().specs(), self.gradients.flat());
+            let bad =
+                |range: &std::ops::Range<usize>| flat[range.clone()].iter().any(|x| !x.is_finite());
+            let spec = specs.iter().rev().find(|spec| bad(&spec.range));
+            self.broken = spec.map(|spec| format!("gradient of {}", spec.name));
+        }
+    }
+
+    /// The first tensor that was not finite, in the order of computation; after a step that was not
+    /// applied.
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// The factor of the loss in half precision.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.scale
+    }
+
+    /// Goes on with a factor of the loss that was kept.
+    pub fn set_loss_scale(&mut self, scale: Option<LossScale>) {
+        self.scale = self.scale.and(scale).or(self.scale);
     }
 
     /// The model and its runner, for evaluation between steps.
@@ -177,11 +251,13 @@ impl Trainer {
 
     /// Must be called after weights were replaced from outside.
     pub fn weights_changed(&mut self) {
+        self.model.weights_mut().round_halves(self.runner.team());
         self.runner.weights_changed();
     }
 
     /// The model alone: all else is given back.
-    pub fn into_model(self) -> Model {
+    pub fn into_model(mut self) -> Model {
+        self.model.weights_mut().drop_halves();
         self.model
     }
 

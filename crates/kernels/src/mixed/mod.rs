@@ -13,7 +13,9 @@
 mod pack;
 mod rows;
 
-pub use rows::{adam_mixed, half_embedding, round_halves, softmax_gradient, widen_halves};
+pub use rows::{
+    adam_mixed, half_embedding, round_both, round_halves, softmax_gradient, widen_halves,
+};
 
 use crate::halves::HalfKind;
 use crate::isa::Isa;
@@ -199,7 +201,8 @@ impl Part<'_> {
         let group = most.clamp(1, TASK_STRIPS).min(even);
         let row_tasks = strips.div_ceil(group);
         // Few rows: share out the panels as well.
-        let sides = if row_tasks >= 2 * team.threads() { 1 } else { panels.min(4 * team.threads()) };
+        let sides =
+            if row_tasks >= 2 * team.threads() { 1 } else { panels.min(4 * team.threads()) };
         team.worker_tasks(row_tasks * sides, |worker, task| {
             let (rt, side) = (task / sides, task % sides);
             let rows = rt * group..strips.min((rt + 1) * group);
@@ -388,15 +391,16 @@ unsafe fn block<S: Lanes, const F16: bool, const M: usize, const N: usize>(
     let Place { c, stride, rows, cols } = *place;
     for j in (0..cols.div_ceil(LANES)).step_by(N) {
         for i in (0..rows).step_by(M) {
-            let part = |v: usize| LANES.min(cols.saturating_sub((j + v) * LANES));
-            let at = |r: usize, v: usize| c.wrapping_add((i + r) * stride + (j + v) * LANES);
+            let left = cols - j * LANES;
+            let c = c.wrapping_add(i * stride + j * LANES);
             // SAFETY: rows past the last are packed zeros and are not stored.
             unsafe {
                 let mut sums = [[S::splat(0.0); N]; M];
                 if keep {
                     for (r, row) in sums.iter_mut().enumerate().take(rows - i) {
                         for (v, sum) in row.iter_mut().enumerate() {
-                            *sum = S::load_part(at(r, v), part(v));
+                            let n = LANES.min(left.saturating_sub(v * LANES));
+                            *sum = S::load_part(c.wrapping_add(r * stride + v * LANES), n);
                         }
                     }
                 }
@@ -417,7 +421,8 @@ unsafe fn block<S: Lanes, const F16: bool, const M: usize, const N: usize>(
                 }
                 for (r, row) in sums.iter().enumerate().take(rows - i) {
                     for (v, sum) in row.iter().enumerate() {
-                        sum.store_part(at(r, v), part(v));
+                        let n = LANES.min(left.saturating_sub(v * LANES));
+                        sum.store_part(c.wrapping_add(r * stride + v * LANES), n);
                     }
                 }
             }
@@ -435,11 +440,17 @@ unsafe fn pairs<S: Lanes, const F16: bool>(words: *const u32) -> [S; 2] {
     unsafe {
         let words = words.cast::<[u32; LANES]>().read_unaligned();
         if F16 {
-            let (low, high) = (words.map(|w| w as u16), words.map(|w| (w >> 16) as u16));
+            let (mut low, mut high) = ([0u16; LANES], [0u16; LANES]);
+            for i in 0..LANES {
+                (low[i], high[i]) = (words[i] as u16, (words[i] >> 16) as u16);
+            }
             return [S::load_f16(low.as_ptr()), S::load_f16(high.as_ptr())];
         }
-        let low = words.map(|w| f32::from_bits(w << 16));
-        let high = words.map(|w| f32::from_bits(w & 0xFFFF_0000));
+        let (mut low, mut high) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for i in 0..LANES {
+            low[i] = f32::from_bits(words[i] << 16);
+            high[i] = f32::from_bits(words[i] & 0xFFFF_0000);
+        }
         [S::load(low.as_ptr()), S::load(high.as_ptr())]
     }
 }

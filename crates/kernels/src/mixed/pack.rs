@@ -18,12 +18,7 @@ pub(super) struct Lines<'a> {
 
 impl<'a> From<Factor<'a>> for Lines<'a> {
     fn from(f: Factor<'a>) -> Self {
-        Lines {
-            stored: f.stored,
-            lines: f.rows,
-            line_stride: f.row_stride,
-            k_stride: f.col_stride,
-        }
+        Lines { stored: f.stored, lines: f.rows, line_stride: f.row_stride, k_stride: f.col_stride }
     }
 }
 
@@ -70,32 +65,34 @@ unsafe fn pack_body<S: Lanes>(
                     continue;
                 }
                 let in_order = from.k_stride == 1;
+                let at = match in_order {
+                    true => first * from.line_stride + k,
+                    false => first + k * from.k_stride,
+                };
                 match (from.stored, in_order) {
                     (Stored::Values(x), true) => {
-                        let x = x.as_ptr().add(first * from.line_stride + k);
-                        by_line(lines, to, |i, line| {
-                            round::<S>(kind, x.add(i * from.line_stride), count, line);
-                        });
+                        lines_of_values::<S>(
+                            kind,
+                            (x.as_ptr().add(at), from.line_stride),
+                            lines,
+                            count,
+                            to,
+                        );
                     }
                     (Stored::Halves(x), true) => {
-                        let x = x.as_ptr().add(first * from.line_stride + k);
-                        by_line(lines, to, |i, line| copy(x.add(i * from.line_stride), count, line));
+                        lines_of_halves((x.as_ptr().add(at), from.line_stride), lines, count, to);
                     }
                     (Stored::Values(x), false) => {
-                        let x = x.as_ptr().add(first + k * from.k_stride);
-                        by_pair(count, to, |i, half| {
-                            half_round::<S>(kind, x.add(i * from.k_stride), lines, half);
-                        });
+                        pairs_of_values::<S>(
+                            kind,
+                            (x.as_ptr().add(at), from.k_stride),
+                            lines,
+                            count,
+                            to,
+                        );
                     }
                     (Stored::Halves(x), false) => {
-                        let x = x.as_ptr().add(first + k * from.k_stride);
-                        by_pair(count, to, |i, half| {
-                            std::ptr::copy_nonoverlapping(
-                                x.add(i * from.k_stride),
-                                half.as_mut_ptr(),
-                                lines,
-                            );
-                        });
+                        pairs_of_halves((x.as_ptr().add(at), from.k_stride), lines, count, to);
                     }
                 }
                 if in_order == pairs_first {
@@ -106,68 +103,87 @@ unsafe fn pack_body<S: Lanes>(
     }
 }
 
-/// Fills the lines of a block; those past the last with zeros.
+// No closures below: they would not be compiled for the instruction set that they are called at.
+
+/// Lines in order along K, rounded.
 ///
 /// # Safety
-/// `to` takes a block.
+/// `lines` lines of `count` values are readable; `to` takes a block.
 #[inline(always)]
-unsafe fn by_line(lines: usize, to: *mut u32, fill: impl Fn(usize, *mut u16)) {
-    // SAFETY: inside the block.
+unsafe fn lines_of_values<S: Lanes>(
+    kind: HalfKind,
+    (x, stride): (*const f32, usize),
+    lines: usize,
+    count: usize,
+    to: *mut u32,
+) {
+    // SAFETY: as the caller's.
     unsafe {
-        (0..lines).for_each(|i| fill(i, to.add(i * LANES).cast()));
+        for i in 0..lines {
+            let (x, to) = (x.add(i * stride), to.add(i * LANES).cast::<u16>());
+            for side in [0, LANES] {
+                let n = count.saturating_sub(side).min(LANES);
+                let x = x.wrapping_add(side);
+                let x = if n == LANES { S::load(x) } else { S::load_part(x, n) };
+                match kind {
+                    HalfKind::F16 => x.store_f16(to.add(side)),
+                    HalfKind::Bf16 => x.store_bf16(to.add(side)),
+                }
+            }
+        }
         to.add(lines * LANES).write_bytes(0, (LANES - lines) * LANES);
     }
 }
 
-/// Fills the pairs of a block from lines across them; those past the last with zeros.
+/// The same of halves as they are.
 ///
 /// # Safety
-/// `to` takes a block.
+/// As for [`lines_of_values`].
 #[inline(always)]
-unsafe fn by_pair(count: usize, to: *mut u32, fill: impl Fn(usize, &mut [u16; LANES])) {
-    for pair in 0..STEP / 2 {
-        let (mut low, mut high) = ([0; LANES], [0; LANES]);
-        if 2 * pair < count {
-            fill(2 * pair, &mut low);
+unsafe fn lines_of_halves(
+    (x, stride): (*const u16, usize),
+    lines: usize,
+    count: usize,
+    to: *mut u32,
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        for i in 0..lines {
+            let (x, to) = (x.add(i * stride), to.add(i * LANES).cast::<u16>());
+            if count == STEP {
+                to.cast::<[u16; STEP]>().write_unaligned(x.cast::<[u16; STEP]>().read_unaligned());
+            } else {
+                std::ptr::copy_nonoverlapping(x, to, count);
+                to.add(count).write_bytes(0, STEP - count);
+            }
         }
-        if 2 * pair + 1 < count {
-            fill(2 * pair + 1, &mut high);
-        }
-        let words: [u32; LANES] =
-            std::array::from_fn(|i| u32::from(low[i]) | u32::from(high[i]) << 16);
-        // SAFETY: inside the block.
-        unsafe { to.add(pair * LANES).cast::<[u32; LANES]>().write_unaligned(words) };
+        to.add(lines * LANES).write_bytes(0, (LANES - lines) * LANES);
     }
 }
 
-/// Sixteen halves, or the first `n` of them and zeros.
+/// Pairs of neighbours along K from lines across it, rounded.
 ///
 /// # Safety
-/// `n` values are readable.
+/// `count` lines of `lines` values are readable; `to` takes a block.
 #[inline(always)]
-unsafe fn half_round<S: Lanes>(kind: HalfKind, x: *const f32, n: usize, to: &mut [u16; LANES]) {
+unsafe fn pairs_of_values<S: Lanes>(
+    kind: HalfKind,
+    (x, stride): (*const f32, usize),
+    lines: usize,
+    count: usize,
+    to: *mut u32,
+) {
     // SAFETY: as the caller's.
     unsafe {
-        let x = if n == LANES { S::load(x) } else { S::load_part(x, n) };
-        match kind {
-            HalfKind::F16 => x.store_f16(to.as_mut_ptr()),
-            HalfKind::Bf16 => x.store_bf16(to.as_mut_ptr()),
-        }
-    }
-}
-
-/// A line of 32 halves, or the first `count` of them and zeros.
-///
-/// # Safety
-/// `count` values are readable; the line is writable.
-#[inline(always)]
-unsafe fn round<S: Lanes>(kind: HalfKind, x: *const f32, count: usize, line: *mut u16) {
-    // SAFETY: as the caller's.
-    unsafe {
-        let halves = &mut *line.cast::<[[u16; LANES]; 2]>();
-        for (i, to) in halves.iter_mut().enumerate() {
-            let n = count.saturating_sub(i * LANES).min(LANES);
-            half_round::<S>(kind, x.wrapping_add(i * LANES), n, to);
+        for pair in 0..STEP / 2 {
+            let x = x.wrapping_add(2 * pair * stride);
+            let low = if 2 * pair < count { S::load_part(x, lines) } else { S::splat(0.0) };
+            let next = x.wrapping_add(stride);
+            let high = if 2 * pair + 1 < count { S::load_part(next, lines) } else { S::splat(0.0) };
+            match kind {
+                HalfKind::F16 => low.store_f16_pairs(high, to.add(pair * LANES)),
+                HalfKind::Bf16 => low.store_bf16_pairs(high, to.add(pair * LANES)),
+            }
         }
     }
 }
@@ -175,12 +191,31 @@ unsafe fn round<S: Lanes>(kind: HalfKind, x: *const f32, count: usize, line: *mu
 /// The same of halves as they are.
 ///
 /// # Safety
-/// `count` halves are readable; the line is writable.
+/// As for [`pairs_of_values`].
 #[inline(always)]
-unsafe fn copy(x: *const u16, count: usize, line: *mut u16) {
+unsafe fn pairs_of_halves(
+    (x, stride): (*const u16, usize),
+    lines: usize,
+    count: usize,
+    to: *mut u32,
+) {
     // SAFETY: as the caller's.
     unsafe {
-        std::ptr::copy_nonoverlapping(x, line, count);
-        line.add(count).write_bytes(0, STEP - count);
+        for pair in 0..STEP / 2 {
+            let (mut low, mut high) = ([0u16; LANES], [0u16; LANES]);
+            for (side, half) in [&mut low, &mut high].into_iter().enumerate() {
+                let x = x.wrapping_add((2 * pair + side) * stride);
+                if 2 * pair + side < count && lines == LANES {
+                    *half = x.cast::<[u16; LANES]>().read_unaligned();
+                } else if 2 * pair + side < count {
+                    std::ptr::copy_nonoverlapping(x, half.as_mut_ptr(), lines);
+                }
+            }
+            let mut words = [0u32; LANES];
+            for i in 0..LANES {
+                words[i] = low[i] as u32 | (high[i] as u32) << 16;
+            }
+            to.add(pair * LANES).cast::<[u32; LANES]>().write_unaligned(words);
+        }
     }
 }

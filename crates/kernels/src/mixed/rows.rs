@@ -24,6 +24,22 @@ pub fn round_halves(team: &Team, kind: HalfKind, x: &[f32], out: &mut [u16]) {
     });
 }
 
+/// The same, and x becomes what the 16 bits say.
+pub fn round_both(team: &Team, kind: HalfKind, x: &mut [f32], out: &mut [u16]) {
+    let n = x.len();
+    assert_eq!(n, out.len(), "round: lengths");
+    let (x, out) = (Split::new(x), Split::new(out));
+    team.tasks(n.div_ceil(CHUNK), |i| {
+        let range = i * CHUNK..((i + 1) * CHUNK).min(n);
+        // SAFETY: chunks do not overlap.
+        unsafe {
+            let (x, out) = (x.part(range.clone()), out.part(range));
+            round_raw(kind, x, out);
+            widen_raw(kind, out, x);
+        }
+    });
+}
+
 /// Widens 16 bits to f32, exactly.
 pub fn widen_halves(team: &Team, kind: HalfKind, x: &[u16], out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "widen: lengths");
@@ -155,10 +171,13 @@ unsafe fn adam_body<S: Lanes>(
             new.store_part(w, n);
             let bits = store(kind, new);
             let (old, new) = (old.to_array(), new.to_array());
-            let mut before = [0; LANES];
+            let mut before = bits;
             before[..n].copy_from_slice(halves);
-            let stayed = (0..LANES).map(|l| u32::from(before[l] == bits[l] && old[l] != new[l]));
-            lost += u64::from(stayed.sum::<u32>());
+            let mut stayed = 0u32;
+            for l in 0..LANES {
+                stayed += u32::from((before[l] == bits[l]) & (old[l] != new[l]));
+            }
+            lost += u64::from(stayed);
             halves.copy_from_slice(&bits[..n]);
         }
     }
@@ -213,37 +232,40 @@ stamp!(fn softmax_raw(z: &mut [f32], scale: f32, inverse_cap: Option<f32>) -> f3
 unsafe fn softmax_body<S: Lanes>(z: &mut [f32], scale: f32, inverse_cap: Option<f32>) -> f32 {
     let n = z.len();
     let whole = n / LANES * LANES;
-    // SAFETY: whole vectors, and what is left one by one in a vector filled up.
+    let mut end = [f32::NEG_INFINITY; LANES];
+    end[..n - whole].copy_from_slice(&z[whole..]);
+    // SAFETY: whole vectors, and what is left in one filled up.
     unsafe {
-        let last = |z: &[f32]| {
-            let mut end = [f32::NEG_INFINITY; LANES];
-            end[..n - whole].copy_from_slice(&z[whole..]);
-            S::load(end.as_ptr())
-        };
-        let mut top = last(z);
+        let end = S::load(end.as_ptr());
+        let mut top = end;
         for i in (0..whole).step_by(LANES) {
             top = top.max(S::load(z.as_ptr().add(i)));
         }
         let top = top.to_array().into_iter().fold(f32::NEG_INFINITY, f32::max);
         let shift = S::splat(top);
-        let mut sums = math::exp_share(last(z).sub(shift));
+        let mut sums = math::exp_share(end.sub(shift));
         for i in (0..whole).step_by(LANES) {
             sums = sums.add(math::exp_share(S::load(z.as_ptr().add(i)).sub(shift)));
         }
         let sum = sums.sum();
-        let factor = S::splat(scale / sum);
-        let one = |z: S| {
-            let share = math::exp_share(z.sub(shift)).mul(factor);
-            let Some(inverse) = inverse_cap else { return share };
-            let t = z.mul(S::splat(inverse));
-            share.mul(S::splat(1.0).sub(t.mul(t)))
-        };
+        let (factor, inverse) = (S::splat(scale / sum), S::splat(inverse_cap.unwrap_or(0.0)));
         for i in (0..whole).step_by(LANES) {
             let p = z.as_mut_ptr().add(i);
-            one(S::load(p)).store(p);
+            gradient(S::load(p), shift, factor, inverse).store(p);
         }
-        let end = one(last(z));
-        end.store_part(z.as_mut_ptr().add(whole), n - whole);
+        let last = gradient(end, shift, factor, inverse);
+        last.store_part(z.as_mut_ptr().add(whole), n - whole);
         top + sum.ln()
+    }
+}
+
+/// factor·e^{z - shift}·(1 - (z·inverse)²).
+#[inline(always)]
+unsafe fn gradient<S: Lanes>(z: S, shift: S, factor: S, inverse: S) -> S {
+    // SAFETY: as the caller's.
+    unsafe {
+        let t = z.mul(inverse);
+        let share = math::exp_share(z.sub(shift)).mul(factor);
+        share.mul(S::splat(1.0).sub(t.mul(t)))
     }
 }

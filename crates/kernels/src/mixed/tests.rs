@@ -173,8 +173,7 @@ fn the_step_of_adam_is_the_same_and_lost_updates_are_counted() {
             let mut halves = rounded(kind, &w);
             let (before, bits_before) = (w.clone(), halves.clone());
             let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
-            let lost =
-                adam_mixed(&team, step, (kind, &mut halves), &mut w, &g, &mut m, &mut v);
+            let lost = adam_mixed(&team, step, (kind, &mut halves), &mut w, &g, &mut m, &mut v);
             let (mut w2, mut m2, mut v2) = (before.clone(), vec![0.0; n], vec![0.0; n]);
             crate::adam(&team, step, &mut w2, &g, &mut m2, &mut v2);
             assert!(w == w2 && m == m2 && v == v2);

@@ -2,7 +2,7 @@
 
 use crate::{Initial, Layout, Panels, ParamId, Parameters};
 use kernels::{
-    Digits, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
+    Digits, Factor, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
     quant_matmul, quantise_rows,
 };
 use std::cell::RefCell;
@@ -74,7 +74,7 @@ impl Linear {
 
     /// Packs W from `weights` into its place in `packed`.
     pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
-        if weights.layout().is_packed(self.weight) {
+        if weights.layout().is_packed(self.weight) || weights.halves_kind().is_some() {
             return;
         }
         let place = self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs);
@@ -105,9 +105,13 @@ impl Linear {
             return;
         }
         let rows = x.len() / self.inputs;
+        let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
+        if let Some(w) = self.halves(weights) {
+            let factors = (Mat::new(x, rows, self.inputs).into(), w.transposed());
+            return weights.product(team, factors, init, y, (y_stride, y_from));
+        }
         let w = self.packed(packed.matrices);
         let b = Mat { row_stride: 0, ..Mat::new(w, self.inputs, self.outputs) };
-        let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
         matmul(team, Mat::new(x, rows, self.inputs), b, init, y, y_stride, y_from);
     }
 
@@ -128,20 +132,36 @@ impl Linear {
         let rows = x.len() / self.inputs;
         let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
         let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
+        let halves = self.halves(weights);
         if rows > 0 {
             let x = Mat::new(x, rows, self.inputs);
-            matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
+            if halves.is_some() {
+                let factors = (d.transposed().into(), x.into());
+                weights.product(team, factors, Init::Keep, d_weight, (self.inputs, 0));
+            } else {
+                matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
+            }
             column_sums(team, d_y, rows, d_y_stride, d_y_from, d_bias);
         }
-        if let Some((d_x, init)) = d_x {
-            let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
-            matmul(team, d, w, init, d_x, self.inputs, 0);
+        let Some((d_x, init)) = d_x else { return };
+        if let Some(w) = halves {
+            return weights.product(team, (d.into(), w), init, d_x, (self.inputs, 0));
         }
+        let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
+        matmul(team, d, w, init, d_x, self.inputs, 0);
+    }
+
+    /// W in 16 bits, in mixed precision.
+    fn halves<'a>(&self, weights: &'a Parameters) -> Option<Factor<'a>> {
+        weights.half(self.weight).map(|bits| Factor::halves(bits, self.outputs, self.inputs))
     }
 
     /// d_x = d_y·W alone, d_y without gaps.
     pub fn input_gradient(&self, team: &Team, weights: &Parameters, d_y: &[f32], d_x: &mut [f32]) {
         let d = Mat::new(d_y, d_y.len() / self.outputs, self.outputs);
+        if let Some(w) = self.halves(weights) {
+            return weights.product(team, (d.into(), w), Init::Zero, d_x, (self.inputs, 0));
+        }
         let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
         matmul(team, d, w, Init::Zero, d_x, self.inputs, 0);
     }
