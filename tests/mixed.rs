@@ -56,7 +56,8 @@ fn the_loss_is_near_that_of_f32_and_the_run_says_what_it_did() {
         assert_eq!(found["precision"], precision);
         let off = number(&found["valid_loss_nats"]) - number(&right["valid_loss_nats"]);
         assert!(off.abs() < 0.02 && off != 0.0, "{precision}: {off}");
-        let metrics = fs::read_to_string(temp.path().join(precision).join("metrics.jsonl")).unwrap();
+        let metrics =
+            fs::read_to_string(temp.path().join(precision).join("metrics.jsonl")).unwrap();
         let first: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
         assert!(first["lost_update_share"].is_number() && first["log_z_nats"].is_number());
         assert_eq!(first["loss_scale"].is_number(), precision == "f16", "{first}");

@@ -37,9 +37,9 @@ pub use attention::{
     attention_workspace, largest_score,
 };
 pub use elementwise::{
-    add_assign, add_bias_rows, dropout, geglu_tanh_backward, geglu_tanh_forward, gelu_backward,
-    gelu_forward, gelu_tanh_backward, gelu_tanh_forward, rope, scale, soft_cap, swiglu_backward,
-    swiglu_forward,
+    add_assign, add_bias_rows, clear, copy, dropout, geglu_tanh_backward, geglu_tanh_forward,
+    gelu_backward, gelu_forward, gelu_tanh_backward, gelu_tanh_forward, rope, scale, soft_cap,
+    swiglu_backward, swiglu_forward,
 };
 pub use halves::{HalfKind, HalfMatrix, half_matmul};
 pub use head::{

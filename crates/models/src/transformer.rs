@@ -10,8 +10,8 @@ use crate::runner::{Pass, all_finite};
 use crate::slots::slots;
 use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, Digits, HalfKind, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
-    attention_forward,
+    AttentionShape, Digits, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign,
+    attention_backward, attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
@@ -430,7 +430,7 @@ impl Transformer {
         let (x, desk) = &mut shared.desk(packed, rows * c);
         for (i, layer) in self.layers.iter().enumerate() {
             if let Some(input) = inputs.get_mut(i) {
-                keep(input, x);
+                keep(pass.team, input, x);
             }
             self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
             self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
@@ -458,7 +458,7 @@ impl Transformer {
         let branch = &mut *desk.branch;
         layer.out.forward(team, weights, desk.packed, attention, branch, self.width(), 0);
         pass.dropout(branch, 2 * index as u64 + 1);
-        keep(&mut slot.branch, branch);
+        keep(pass.team, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.0);
         add_branch(pass, norm, branch, desk.normed, &mut slot.branch_stats, x);
     }
@@ -474,11 +474,11 @@ impl Transformer {
     ) {
         let (team, weights) = (pass.team, pass.weights);
         let (normed, branch) = (&mut *desk.normed, &mut *desk.branch);
-        keep(&mut slot.middle, x);
+        keep(pass.team, &mut slot.middle, x);
         layer.norm2.forward(team, weights, x, normed, &mut slot.stats2);
         layer.mlp.forward(team, weights, desk.packed, normed, branch, &mut slot.up, desk.act);
         pass.dropout(branch, 2 * index as u64 + 2);
-        keep(&mut slot.branch, branch);
+        keep(pass.team, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.1);
         add_branch(pass, norm, branch, normed, &mut slot.branch_stats, x);
     }
@@ -564,7 +564,7 @@ impl Transformer {
         let (rows, c) = (batch.rows(), self.width());
         let TransformerSlots { inputs, attention, mlp, shared } = slots;
         let d_x = &mut shared.d_x[..rows * c];
-        d_x.fill(0.0);
+        kernels::clear(team, d_x);
         let x = &shared.x[..rows * c];
         let d_hidden = &shared.d_inner[..rows * c];
         self.norm.backward(team, weights, gradients, x, &shared.final_stats, d_hidden, d_x);
@@ -609,12 +609,12 @@ impl Transformer {
         shared: &mut SharedSlot<Buffer<f32>>,
     ) {
         let (x, desk) = &mut shared.desk(packed, input.len());
-        x.copy_from_slice(input);
+        kernels::copy(pass.team, input, x);
         self.attention_half(pass, (index, layer), &mut Past::none(), attention, desk, x);
         if layer.post.is_some() {
             return self.mlp_half(pass, (index, layer), mlp, desk, x);
         }
-        keep(&mut mlp.middle, x);
+        keep(pass.team, &mut mlp.middle, x);
         layer.norm2.forward(pass.team, pass.weights, x, desk.normed, &mut mlp.stats2);
         let (normed, up, act) = (&*desk.normed, &mut mlp.up, &mut *desk.act);
         layer.mlp.recompute(pass.team, pass.weights, packed, normed, up, act);
@@ -634,7 +634,7 @@ impl Transformer {
         if layer.1.post.is_none() {
             return self.attend(pass, layer, &mut Past::none(), slot, desk, input);
         }
-        x.copy_from_slice(input);
+        kernels::copy(pass.team, input, x);
         self.attention_half(pass, layer, &mut Past::none(), slot, desk, x);
     }
 
@@ -766,11 +766,11 @@ fn branch_gradient(
 ) {
     match norm {
         Some(norm) => {
-            branch.fill(0.0);
+            kernels::clear(pass.team, branch);
             let read = &read[..d_x.len()];
             norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, branch);
         }
-        None => branch.copy_from_slice(d_x),
+        None => kernels::copy(pass.team, d_x, branch),
     }
 }
 
@@ -802,8 +802,8 @@ fn add_branch(
 }
 
 /// Keeps a copy for the backward pass, where there is a place for it.
-fn keep(slot: &mut Buffer<f32>, x: &[f32]) {
+fn keep(team: &Team, slot: &mut Buffer<f32>, x: &[f32]) {
     if !slot.is_empty() {
-        slot[..x.len()].copy_from_slice(x);
+        kernels::copy(team, x, &mut slot[..x.len()]);
     }
 }

@@ -396,6 +396,6 @@ impl Parameters {
 
     /// Zeroes everything.
     pub fn clear(&mut self, team: &Team) {
-        kernels::scale(team, &mut self.values, 0.0);
+        kernels::clear(team, &mut self.values);
     }
 }

@@ -6,9 +6,10 @@
 //!
 //! Every output is one chain over K in ascending order, whatever stands beside it: the same bits in
 //! any batch and on any number of workers. AMX (`tdpbf16ps`, bf16 alone) adds even and odd places of
-//! a step apart and takes denormal numbers for zero; elsewhere the chain is one of fused
-//! multiply-adds in f32. Between the two, an output differs by no more than [`TOLERANCE`] times
-//! Σ|a·b|, or by what denormal factors would have added.
+//! a step apart and takes denormal numbers for zero; AVX-512 BF16 (`vdpbf16ps`) adds pairs in its own
+//! way and flushes likewise; elsewhere the chain is one of fused multiply-adds in f32. Between any
+//! two, an output differs by no more than [`TOLERANCE`] times Σ|a·b|, or by what denormal factors
+//! would have added.
 
 mod pack;
 mod rows;
@@ -182,7 +183,7 @@ impl Part<'_> {
         let steps = self.depth.div_ceil(STEP);
         let panels = self.width.div_ceil(STRIP);
         let words = steps * STEP_WORDS;
-        let tiles = self.kind == HalfKind::Bf16 && has_tiles();
+        let way = Way::of(self.kind);
         let (own, shared) = (Split::new(own), Split::new(shared));
         team.tasks(panels, |p| {
             let first = self.n0 + p * STRIP;
@@ -194,9 +195,9 @@ impl Part<'_> {
             }
         });
         let strips = self.a.lines.div_ceil(STRIP);
-        // Without tiles strips are widened, which takes twice the room, beside one that is not yet.
+        // Strips that are widened take twice the room, beside one that is not yet.
         let room = WORKER_WORDS / words;
-        let most = if tiles { room } else { (room - 1) / 2 };
+        let most = if way == Way::Lanes { (room - 1) / 2 } else { room };
         let even = strips.div_ceil(2 * team.threads());
         let group = most.clamp(1, TASK_STRIPS).min(even);
         let row_tasks = strips.div_ceil(group);
@@ -213,13 +214,13 @@ impl Part<'_> {
                 let room = own.part(worker * WORKER_WORDS..(worker + 1) * WORKER_WORDS);
                 let a_words = room.as_mut_ptr().cast::<u32>();
                 for (i, strip) in rows.clone().enumerate() {
-                    let to = if tiles { a_words.add(i * words) } else { a_words };
+                    let to = if way == Way::Lanes { a_words } else { a_words.add(i * words) };
                     pack(self.kind, &self.a, strip * STRIP, self.k0, self.depth, false, to);
-                    if !tiles {
+                    if way == Way::Lanes {
                         widen_strip(self.kind, to, steps, a_words.add(words * (1 + 2 * i)));
                     }
                 }
-                if tiles {
+                if way == Way::Tiles {
                     open_tiles();
                 }
                 for p in columns {
@@ -229,16 +230,20 @@ impl Part<'_> {
                         let rows = STRIP.min(self.a.lines - strip * STRIP);
                         let at = strip * STRIP * c_stride + c_from + p * STRIP;
                         let place = Place { c: c.pointer().add(at), stride: c_stride, rows, cols };
+                        place.ask_for();
                         let keep = begin(&place, init, p * STRIP);
-                        if tiles {
-                            by_tiles(a_words.add(i * words), b, steps, &place, keep);
-                        } else {
-                            let a = a_words.add(words * (1 + 2 * i)).cast();
-                            by_lanes(self.kind, a, b, steps, place, keep);
+                        let a = a_words.add(i * words);
+                        match way {
+                            Way::Tiles => by_tiles(a, b, steps, &place, keep),
+                            Way::Dots => by_dots(a, b, steps, &place, keep),
+                            Way::Lanes => {
+                                let a = a_words.add(words * (1 + 2 * i)).cast();
+                                by_lanes(self.kind, a, b, steps, place, keep);
+                            }
                         }
                     }
                 }
-                if tiles {
+                if way == Way::Tiles {
                     close_tiles();
                 }
             }
@@ -246,20 +251,54 @@ impl Part<'_> {
     }
 }
 
-/// Whether products of bf16 go by tiles.
-fn has_tiles() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        Isa::current() == Isa::Amx && crate::amx::has_bf16()
+impl Place {
+    /// Asks for its lines, to be written: by the time that tiles are stored they are there. A store
+    /// of a tile would wait for each of sixteen.
+    #[inline(always)]
+    fn ask_for(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for r in 0..self.rows {
+            for side in [0, LANES] {
+                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+                let p = self.c.wrapping_add(r * self.stride + side).cast_const();
+                // SAFETY: a prefetch reads nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
+            }
+        }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        Isa::current() == Isa::Amx
+}
+
+/// How products are taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By AMX tiles.
+    Tiles,
+    /// By dot products of pairs, sixteen at a time.
+    Dots,
+    /// Widened, by f32 lanes.
+    Lanes,
+}
+
+impl Way {
+    fn of(kind: HalfKind) -> Way {
+        #[cfg(target_arch = "x86_64")]
+        if kind == HalfKind::Bf16 {
+            match Isa::current() {
+                Isa::Amx if crate::amx::has_bf16() => return Way::Tiles,
+                Isa::Amx | Isa::Avx512 if is_x86_feature_detected!("avx512bf16") => {
+                    return Way::Dots;
+                }
+                _ => {}
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (kind, Isa::current());
+        Way::Lanes
     }
 }
 
 /// # Safety
-/// [`has_tiles`] said yes.
+/// The way is [`Way::Tiles`].
 unsafe fn open_tiles() {
     #[cfg(target_arch = "x86_64")]
     {
@@ -270,7 +309,7 @@ unsafe fn open_tiles() {
 }
 
 /// # Safety
-/// [`has_tiles`] said yes.
+/// The way is [`Way::Tiles`].
 unsafe fn close_tiles() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as the caller's.
@@ -321,6 +360,72 @@ unsafe fn by_tiles(a: *const u32, b: *const u32, steps: usize, place: &Place, ke
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (a, b, steps, place, keep);
+}
+
+/// # Safety
+/// The way is [`Way::Dots`]; a and b hold so many steps; the place is readable and writable.
+unsafe fn by_dots(a: *const u32, b: *const u32, steps: usize, place: &Place, keep: bool) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as the caller's.
+    unsafe {
+        dots(a, b, steps, place, keep);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (a, b, steps, place, keep);
+}
+
+/// Eight rows by two vectors at a time.
+///
+/// # Safety
+/// As for [`by_dots`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn dots(a: *const u32, b: *const u32, steps: usize, place: &Place, keep: bool) {
+    use std::arch::x86_64::{
+        __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+        _mm512_set1_epi32, _mm512_setzero_ps,
+    };
+    const ROWS: usize = 8;
+    let Place { c, stride, rows, cols } = *place;
+    let mut masks = [0u16; 2];
+    for (v, mask) in masks.iter_mut().enumerate() {
+        *mask = ((1u32 << LANES.min(cols.saturating_sub(v * LANES))) - 1) as u16;
+    }
+    for i in (0..rows).step_by(ROWS) {
+        let here = ROWS.min(rows - i);
+        // SAFETY: rows past the last are packed zeros and are not stored; columns are masked off.
+        unsafe {
+            let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+            for (r, row) in sums.iter_mut().enumerate().take(if keep { here } else { 0 }) {
+                for (v, sum) in row.iter_mut().enumerate() {
+                    let p = c.wrapping_add((i + r) * stride + v * LANES);
+                    *sum = _mm512_maskz_loadu_ps(masks[v], p);
+                }
+            }
+            for pair in 0..steps * STEP / 2 {
+                let (step, line) = (pair / (STEP / 2), pair % (STEP / 2));
+                let words = b.add(step * STEP_WORDS + line * LANES);
+                let both = [
+                    words.cast::<__m512i>().read_unaligned(),
+                    words.add(STEP_WORDS / 2).cast::<__m512i>().read_unaligned(),
+                ]
+                .map(|words| std::mem::transmute::<__m512i, __m512bh>(words));
+                let x = a.add(step * STEP_WORDS + i * LANES + line);
+                for (r, row) in sums.iter_mut().enumerate() {
+                    let x = _mm512_set1_epi32((*x.add(r * LANES)).cast_signed());
+                    let x = std::mem::transmute::<__m512i, __m512bh>(x);
+                    row[0] = _mm512_dpbf16_ps(row[0], x, both[0]);
+                    row[1] = _mm512_dpbf16_ps(row[1], x, both[1]);
+                }
+            }
+            for (r, row) in sums.iter().enumerate().take(here) {
+                for (v, &sum) in row.iter().enumerate() {
+                    let p = c.wrapping_add((i + r) * stride + v * LANES);
+                    _mm512_mask_storeu_ps(p, masks[v], sum);
+                }
+            }
+        }
+    }
 }
 
 stamp!(fn widen_strip(kind: HalfKind, from: *const u32, steps: usize, to: *mut u32) = widen_body);
