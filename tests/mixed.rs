@@ -1,5 +1,4 @@
 //! Training in 16 bits through the binary: memory by term, near the loss of f32, resumed, refused.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
