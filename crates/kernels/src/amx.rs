@@ -15,6 +15,13 @@ pub(crate) fn available() -> bool {
     *FOUND.get_or_init(|| processor_has_tiles() && system_keeps_tiles() && permitted())
 }
 
+/// Whether [`bf16_products`] may be taken as well.
+pub(crate) fn has_bf16() -> bool {
+    const WANTED: u32 = 1 << 22;
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| available() && __cpuid_count(7, 0).edx & WANTED == WANTED)
+}
+
 /// AMX-TILE and AMX-INT8.
 fn processor_has_tiles() -> bool {
     const WANTED: u32 = 1 << 24 | 1 << 25;
@@ -93,6 +100,15 @@ impl Shapes {
         }
         shapes
     }
+
+    /// For [`bf16_products`]: eight whole tiles.
+    pub(crate) const WHOLE: Shapes = Shapes {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+        rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+    };
 
     /// Gives all tiles of this thread their shapes, and zeros.
     ///
@@ -221,6 +237,78 @@ pub(crate) unsafe fn apart(
             y = in(reg) x.wrapping_add(further),
             first = in(reg) first,
             second = in(reg) second,
+            options(nostack),
+        );
+    }
+}
+
+/// C (32×32, lines `stride` bytes apart) = (C if `keep`, else 0) + A·B over `steps` times 32 values of
+/// K. A step of A is two tiles of sixteen rows of 32 values, a step of B two tiles of sixteen columns:
+/// sixteen lines of pairs of neighbours along K.
+///
+/// Each step adds the products with even k and those with odd k apart, in ascending order, then their
+/// sum to C; denormal numbers count as zero.
+///
+/// # Safety
+/// [`has_bf16`] said yes and [`Shapes::WHOLE`] is configured; all is readable or writable in those
+/// shapes.
+#[inline(always)]
+pub(crate) unsafe fn bf16_products(
+    a: *const u32,
+    b: *const u32,
+    steps: usize,
+    c: *mut f32,
+    stride: usize,
+    keep: bool,
+) {
+    let lower = c.wrapping_byte_add(16 * stride);
+    // SAFETY: the caller's.
+    unsafe {
+        if keep {
+            asm!(
+                "tileloadd tmm0, [{c} + {stride}*1]",
+                "tileloadd tmm1, [{c} + {stride}*1 + 64]",
+                "tileloadd tmm2, [{lower} + {stride}*1]",
+                "tileloadd tmm3, [{lower} + {stride}*1 + 64]",
+                c = in(reg) c,
+                lower = in(reg) lower,
+                stride = in(reg) stride,
+                options(nostack, readonly),
+            );
+        } else {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem)
+            );
+        }
+        asm!(
+            "2:",
+            "tileloadd tmm4, [{a} + {line}*1]",
+            "tileloadd tmm6, [{b} + {line}*1]",
+            "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [{a} + {line}*1 + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 2048",
+            "add {b}, 2048",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{c} + {stride}*1], tmm0",
+            "tilestored [{c} + {stride}*1 + 64], tmm1",
+            "tilestored [{lower} + {stride}*1], tmm2",
+            "tilestored [{lower} + {stride}*1 + 64], tmm3",
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            steps = inout(reg) steps => _,
+            line = in(reg) 64usize,
+            c = in(reg) c,
+            lower = in(reg) lower,
+            stride = in(reg) stride,
             options(nostack),
         );
     }

@@ -71,7 +71,16 @@ fn backward_scratch(d: usize, longest: usize) -> usize {
 pub fn attention_workspace(shape: &AttentionShape, threads: usize, longest: usize) -> usize {
     let forward = forward_scratch(shape.head_dim);
     let backward = if longest > 0 { backward_scratch(shape.head_dim, longest) } else { 0 };
-    threads * forward.max(backward)
+    threads * (forward.max(backward) + 1)
+}
+
+/// The largest score of the forward passes since the last call; a workspace is one of
+/// [`attention_workspace`].
+pub fn largest_score(workspace: &mut [f32], threads: usize) -> f32 {
+    let at = workspace.len() - threads;
+    let largest = workspace[at..].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    workspace[at..].fill(f32::NEG_INFINITY);
+    largest
 }
 
 /// out[r, h] = Σ_j softmax_j(scale·q_r·k_j)·v_j over the positions up to r's own.
@@ -94,7 +103,9 @@ pub fn attention_forward(
     let keep_lse = !lse.is_empty();
     assert!(!keep_lse || lse.len() == h * rows, "attention: a log-sum a head and row");
     let scratch = forward_scratch(d);
-    assert!(workspace.len() >= team.threads() * scratch, "attention: workspace");
+    assert!(workspace.len() >= team.threads() * (scratch + 1), "attention: workspace");
+    let (workspace, largest) = workspace.split_at_mut(workspace.len() - team.threads());
+    let largest = Split::new(largest);
     let work = pieces_of(shape, segments);
     let (out, lse, workspace) = (Split::new(out), Split::new(lse), Split::new(workspace));
     team.worker_tasks(work.len(), |worker, task| {
@@ -112,6 +123,9 @@ pub fn attention_forward(
         } else {
             piece.many(q, q_stride, desk)
         };
+        // SAFETY: a worker's place is its own.
+        let most = unsafe { &mut largest.part(worker..worker + 1)[0] };
+        *most = running[..heads * count].iter().copied().fold(*most, f32::max);
         for (lane, sums) in sums.chunks_exact(d).take(heads * count).enumerate() {
             let (head, i) = (head + lane / count, lane % count);
             let inverse = 1.0 / running[LINE + lane];

@@ -21,6 +21,7 @@ mod kv;
 mod lanes;
 mod math;
 mod matmul;
+mod mixed;
 mod muon;
 mod norm;
 mod optimizer;
@@ -35,11 +36,12 @@ mod unpack;
 
 pub use attention::{
     AttentionShape, KEY_TILE, Segment, attention_backward, attention_forward, attention_workspace,
+    largest_score,
 };
 pub use elementwise::{
-    add_assign, add_bias_rows, dropout, geglu_tanh_backward, geglu_tanh_forward, gelu_backward,
-    gelu_forward, gelu_tanh_backward, gelu_tanh_forward, relu2_backward, relu2_forward, rope,
-    scale, soft_cap, swiglu_backward, swiglu_forward,
+    add_assign, add_bias_rows, clear, copy, dropout, geglu_tanh_backward, geglu_tanh_forward,
+    gelu_backward, gelu_forward, gelu_tanh_backward, gelu_tanh_forward, relu2_backward,
+    relu2_forward, rope, scale, soft_cap, swiglu_backward, swiglu_forward,
 };
 pub use halves::{HalfKind, HalfMatrix, half_matmul};
 pub use head::{
@@ -49,6 +51,10 @@ pub use head::{
 pub use isa::Isa;
 pub use kv::{Kv, KvKind, key_lanes, store_keys};
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
+pub use mixed::{
+    Factor, Stored, TOLERANCE as MIXED_TOLERANCE, adam_mixed, half_embedding, mixed_matmul,
+    mixed_workspace, round_both, round_halves, softmax_gradient, widen_halves,
+};
 pub use muon::{MuonStep, muon, muon_workspace};
 pub use norm::{
     HeadPlace, NormShape, head_norm, head_norm_backward, layer_norm_backward, layer_norm_forward,

@@ -11,6 +11,7 @@ mod config;
 mod frozen;
 mod hidden;
 mod lora;
+mod mixed_head;
 mod model;
 pub mod ngram;
 mod recompute;
