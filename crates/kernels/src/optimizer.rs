@@ -63,7 +63,8 @@ unsafe fn adam_body<S: Lanes>(s: AdamStep, w: &mut [f32], g: &[f32], m: &mut [f3
         let n = (w.len() - i).min(LANES);
         // SAFETY: part loads and stores stay inside the equally long slices.
         unsafe {
-            let [w, m, v] = [&mut *w, &mut *m, &mut *v].map(|x| x.as_mut_ptr().add(i));
+            let w = w.as_mut_ptr().add(i);
+            let (m, v) = (m.as_mut_ptr().add(i), v.as_mut_ptr().add(i));
             let grad = S::load_part(g.as_ptr().add(i), n);
             update(s, S::load_part(w, n), grad, (m, v), n).store_part(w, n);
         }

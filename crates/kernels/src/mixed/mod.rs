@@ -24,7 +24,7 @@ use crate::lanes::{LANES, Lanes, stamp};
 use crate::matmul::{Init, Mat};
 use crate::split::Split;
 use crate::team::Team;
-use pack::{Lines, pack};
+use pack::{Lines, Run, pack};
 
 /// What products at two instruction sets may differ by, as a share of Σ|a·b|.
 pub const TOLERANCE: f64 = 1.0 / (1u64 << 20) as f64;
@@ -172,6 +172,10 @@ struct Place {
 }
 
 impl Part<'_> {
+    fn strips(&self, first: usize, strips: usize, pairs_first: bool) -> Run {
+        Run { first, strips, k0: self.k0, depth: self.depth, pairs_first }
+    }
+
     fn run(
         &self,
         team: &Team,
@@ -185,13 +189,18 @@ impl Part<'_> {
         let words = steps * STEP_WORDS;
         let way = Way::of(self.kind);
         let (own, shared) = (Split::new(own), Split::new(shared));
-        team.tasks(panels, |p| {
-            let first = self.n0 + p * STRIP;
+        // Some panels together: a line across them is read whole.
+        let together = (panels / (2 * team.threads())).clamp(1, TASK_STRIPS);
+        team.tasks(panels.div_ceil(together), |task| {
+            let first = task * together;
+            let count = together.min(panels - first);
             let b = self.b.up_to(self.n0 + self.width);
-            // SAFETY: a task packs its own panel.
+            let first_line = self.n0 + first * STRIP;
+            let run = self.strips(first_line, count, true);
+            // SAFETY: a task packs its own panels.
             unsafe {
-                let to = shared.part(p * words..(p + 1) * words).as_mut_ptr().cast();
-                pack(self.kind, &b, first, self.k0, self.depth, true, to);
+                let to = shared.part(first * words..(first + count) * words).as_mut_ptr();
+                pack(self.kind, &b, &run, to.cast());
             }
         });
         let strips = self.a.lines.div_ceil(STRIP);
@@ -213,12 +222,14 @@ impl Part<'_> {
             unsafe {
                 let room = own.part(worker * WORKER_WORDS..(worker + 1) * WORKER_WORDS);
                 let a_words = room.as_mut_ptr().cast::<u32>();
-                for (i, strip) in rows.clone().enumerate() {
-                    let to = if way == Way::Lanes { a_words } else { a_words.add(i * words) };
-                    pack(self.kind, &self.a, strip * STRIP, self.k0, self.depth, false, to);
-                    if way == Way::Lanes {
-                        widen_strip(self.kind, to, steps, a_words.add(words * (1 + 2 * i)));
+                if way == Way::Lanes {
+                    for (i, strip) in rows.clone().enumerate() {
+                        pack(self.kind, &self.a, &self.strips(strip * STRIP, 1, false), a_words);
+                        widen_strip(self.kind, a_words, steps, a_words.add(words * (1 + 2 * i)));
                     }
+                } else {
+                    let run = self.strips(rows.start * STRIP, rows.len(), false);
+                    pack(self.kind, &self.a, &run, a_words);
                 }
                 if way == Way::Tiles {
                     open_tiles();

@@ -32,72 +32,101 @@ impl Lines<'_> {
 /// Words of a block.
 const BLOCK: usize = STEP_WORDS / 2;
 
-stamp!(pub(super) fn pack(
-    kind: HalfKind, from: &Lines, first: usize, k0: usize, depth: usize, pairs_first: bool, to: *mut u32
-) = pack_body);
+/// Which lines of a factor are packed, from which place on, in which form.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) first: usize,
+    pub(super) strips: usize,
+    pub(super) k0: usize,
+    pub(super) depth: usize,
+    /// Whether a block's words are pair-major; line-major otherwise.
+    pub(super) pairs_first: bool,
+}
 
-/// Lines `first` to `first + 32` from place `k0` on, filled up with zeros; a block's words are
-/// line-major, or pair-major where `pairs_first`.
+stamp!(pub(super) fn pack(kind: HalfKind, from: &Lines, run: &Run, to: *mut u32) = pack_body);
+
+/// Strips of 32 lines, one after another, filled up with zeros. Lines in order along K are read one
+/// after another, others side by side, as memory has them.
 ///
 /// # Safety
-/// The factor holds the lines that it says, `k0 + depth` long; `to` takes all steps.
+/// The factor holds the lines that it says, `k0 + depth` long; `to` takes all strips.
 #[inline(always)]
-unsafe fn pack_body<S: Lanes>(
+unsafe fn pack_body<S: Lanes>(kind: HalfKind, from: &Lines, run: &Run, to: *mut u32) {
+    let steps = run.depth.div_ceil(STEP);
+    let (outer, inner) = match from.k_stride {
+        1 => (run.strips, steps),
+        _ => (steps, run.strips),
+    };
+    for o in 0..outer {
+        for i in 0..inner {
+            let (strip, step) = if from.k_stride == 1 { (o, i) } else { (i, o) };
+            // SAFETY: as the caller's.
+            unsafe {
+                let to = to.add((strip * steps + step) * STEP_WORDS);
+                pack_step::<S>(kind, from, run, (strip, step), to);
+            }
+        }
+    }
+}
+
+/// A step of a strip.
+///
+/// # Safety
+/// As for [`pack_body`].
+#[inline(always)]
+unsafe fn pack_step<S: Lanes>(
     kind: HalfKind,
     from: &Lines,
-    first: usize,
-    k0: usize,
-    depth: usize,
-    pairs_first: bool,
+    run: &Run,
+    (strip, step): (usize, usize),
     to: *mut u32,
 ) {
-    for step in 0..depth.div_ceil(STEP) {
-        for side in 0..2 {
-            let first = first + side * LANES;
-            let lines = from.lines.saturating_sub(first).min(LANES);
-            let k = k0 + step * STEP;
-            let count = STEP.min(depth - step * STEP);
-            // SAFETY: inside the factor and the packed form by the contract.
-            unsafe {
-                let to = to.add(step * STEP_WORDS + side * BLOCK);
-                if lines == 0 {
-                    to.write_bytes(0, BLOCK);
-                    continue;
+    let Run { first, k0, depth, pairs_first, .. } = *run;
+    for side in 0..2 {
+        let first = first + strip * 2 * LANES + side * LANES;
+        let lines = from.lines.saturating_sub(first).min(LANES);
+        let k = k0 + step * STEP;
+        let count = STEP.min(depth - step * STEP);
+        // SAFETY: inside the factor and the packed form by the contract.
+        unsafe {
+            let to = to.add(side * BLOCK);
+            if lines == 0 {
+                to.write_bytes(0, BLOCK);
+                continue;
+            }
+            let in_order = from.k_stride == 1;
+            let at = match in_order {
+                true => first * from.line_stride + k,
+                false => first + k * from.k_stride,
+            };
+            match (from.stored, in_order) {
+                (Stored::Values(x), true) => {
+                    lines_of_values::<S>(
+                        kind,
+                        (x.as_ptr().add(at), from.line_stride),
+                        lines,
+                        count,
+                        to,
+                    );
                 }
-                let in_order = from.k_stride == 1;
-                let at = match in_order {
-                    true => first * from.line_stride + k,
-                    false => first + k * from.k_stride,
-                };
-                match (from.stored, in_order) {
-                    (Stored::Values(x), true) => {
-                        lines_of_values::<S>(
-                            kind,
-                            (x.as_ptr().add(at), from.line_stride),
-                            lines,
-                            count,
-                            to,
-                        );
-                    }
-                    (Stored::Halves(x), true) => {
-                        lines_of_halves((x.as_ptr().add(at), from.line_stride), lines, count, to);
-                    }
-                    (Stored::Values(x), false) => {
-                        pairs_of_values::<S>(
-                            kind,
-                            (x.as_ptr().add(at), from.k_stride),
-                            lines,
-                            count,
-                            to,
-                        );
-                    }
-                    (Stored::Halves(x), false) => {
-                        pairs_of_halves((x.as_ptr().add(at), from.k_stride), lines, count, to);
-                    }
+                (Stored::Halves(x), true) => {
+                    lines_of_halves((x.as_ptr().add(at), from.line_stride), lines, count, to);
                 }
-                if in_order == pairs_first {
-                    S::turn_words(to);
+                (Stored::Values(x), false) => {
+                    pairs_of_values::<S>(
+                        kind,
+                        (x.as_ptr().add(at), from.k_stride),
+                        lines,
+                        count,
+                        to,
+                    );
                 }
+                (Stored::Halves(x), false) => {
+                    pairs_of_halves((x.as_ptr().add(at), from.k_stride), lines, count, to);
+                }
+            }
+            if in_order == pairs_first {
+                S::turn_words(to);
             }
         }
     }

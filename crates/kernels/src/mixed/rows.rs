@@ -54,40 +54,63 @@ pub fn widen_halves(team: &Team, kind: HalfKind, x: &[u16], out: &mut [f32]) {
 stamp!(fn round_raw(kind: HalfKind, x: &[f32], out: &mut [u16]) = round_body);
 stamp!(fn widen_raw(kind: HalfKind, x: &[u16], out: &mut [f32]) = widen_body);
 
+/// Sixteen halves, or the first `n` of them.
+///
+/// # Safety
+/// `n` halves are writable.
 #[inline(always)]
-unsafe fn store<S: Lanes>(kind: HalfKind, x: S) -> [u16; LANES] {
-    let mut bits = [0; LANES];
-    // SAFETY: sixteen places.
+unsafe fn store<S: Lanes>(kind: HalfKind, x: S, to: *mut u16, n: usize) {
+    // SAFETY: as the caller's; the end goes by way of sixteen places.
     unsafe {
+        let mut bits = [0; LANES];
+        let place = if n == LANES { to } else { bits.as_mut_ptr() };
         match kind {
-            HalfKind::F16 => x.store_f16(bits.as_mut_ptr()),
-            HalfKind::Bf16 => x.store_bf16(bits.as_mut_ptr()),
+            HalfKind::F16 => x.store_f16(place),
+            HalfKind::Bf16 => x.store_bf16(place),
+        }
+        if n < LANES {
+            std::ptr::copy_nonoverlapping(bits.as_ptr(), to, n);
         }
     }
-    bits
+}
+
+/// Sixteen halves as f32, or the first `n` of them and zeros.
+///
+/// # Safety
+/// `n` halves are readable.
+#[inline(always)]
+unsafe fn load<S: Lanes>(kind: HalfKind, from: *const u16, n: usize) -> S {
+    // SAFETY: as the caller's.
+    unsafe {
+        let mut bits = [0; LANES];
+        if n < LANES {
+            std::ptr::copy_nonoverlapping(from, bits.as_mut_ptr(), n);
+        }
+        let place = if n == LANES { from } else { bits.as_ptr() };
+        match kind {
+            HalfKind::F16 => S::load_f16(place),
+            HalfKind::Bf16 => S::load_bf16(place),
+        }
+    }
 }
 
 #[inline(always)]
 unsafe fn round_body<S: Lanes>(kind: HalfKind, x: &[f32], out: &mut [u16]) {
-    for (x, out) in x.chunks(LANES).zip(out.chunks_mut(LANES)) {
-        // SAFETY: the chunk's values.
-        let bits = unsafe { store(kind, S::load_part(x.as_ptr(), x.len())) };
-        out.copy_from_slice(&bits[..x.len()]);
+    for i in (0..x.len()).step_by(LANES) {
+        let n = (x.len() - i).min(LANES);
+        // SAFETY: n values from i on.
+        unsafe { store(kind, S::load_part(x.as_ptr().add(i), n), out.as_mut_ptr().add(i), n) };
     }
 }
 
 #[inline(always)]
 unsafe fn widen_body<S: Lanes>(kind: HalfKind, x: &[u16], out: &mut [f32]) {
-    for (x, out) in x.chunks(LANES).zip(out.chunks_mut(LANES)) {
-        let mut bits = [0; LANES];
-        bits[..x.len()].copy_from_slice(x);
-        // SAFETY: sixteen halves; the chunk's places.
+    for i in (0..x.len()).step_by(LANES) {
+        let n = (x.len() - i).min(LANES);
+        // SAFETY: n values from i on.
         unsafe {
-            let wide = match kind {
-                HalfKind::F16 => S::load_f16(bits.as_ptr()),
-                HalfKind::Bf16 => S::load_bf16(bits.as_ptr()),
-            };
-            wide.store_part(out.as_mut_ptr(), out.len());
+            let wide: S = load(kind, x.as_ptr().add(i), n);
+            wide.store_part(out.as_mut_ptr().add(i), n);
         }
     }
 }
@@ -162,23 +185,25 @@ unsafe fn adam_body<S: Lanes>(
     let mut lost = 0;
     for i in (0..w.len()).step_by(LANES) {
         let n = (w.len() - i).min(LANES);
-        let halves = &mut halves[i..i + n];
         // SAFETY: n values from i on.
         unsafe {
-            let [w, m, v] = [&mut *w, &mut *m, &mut *v].map(|x| x.as_mut_ptr().add(i));
+            let (w, halves) = (w.as_mut_ptr().add(i), halves.as_mut_ptr().add(i));
+            let (m, v) = (m.as_mut_ptr().add(i), v.as_mut_ptr().add(i));
             let old = S::load_part(w, n);
             let new = update(step, old, S::load_part(g.as_ptr().add(i), n), (m, v), n);
             new.store_part(w, n);
-            let bits = store(kind, new);
+            // What the 16 bits say, before and after: equal values have equal bits, but for a zero
+            // that changes its sign.
+            let before: S = load(kind, halves, n);
+            store(kind, new, halves, n);
+            let after: S = load(kind, halves, n);
+            let (before, after) = (before.to_array(), after.to_array());
             let (old, new) = (old.to_array(), new.to_array());
-            let mut before = bits;
-            before[..n].copy_from_slice(halves);
             let mut stayed = 0u32;
             for l in 0..LANES {
-                stayed += u32::from((before[l] == bits[l]) & (old[l] != new[l]));
+                stayed += u32::from((before[l] == after[l]) & (old[l] != new[l]));
             }
             lost += u64::from(stayed);
-            halves.copy_from_slice(&bits[..n]);
         }
     }
     lost
