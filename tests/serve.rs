@@ -168,7 +168,7 @@ fn o13_wrong_types_and_impossible_values() {
         ("stop_token_ids", json!([262])),
         ("top_logprobs", json!(3)),
         ("response_format", json!({ "type": "odd" })),
-        ("tools", json!([{ "type": "function" }])),
+        ("tools", json!("other")),
         ("preset", json!("other")),
     ] {
         let mut body = json!({ "messages": said("hi"), "max_tokens": 2 });

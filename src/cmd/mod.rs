@@ -11,6 +11,7 @@ pub mod data;
 pub mod diagnose;
 pub mod doctor;
 pub mod documents;
+pub mod draft;
 pub mod eval;
 pub mod from_logits;
 pub mod generate;
@@ -38,6 +39,14 @@ pub struct KvArgs {
     /// memory, for a little less exactness; the same bits in any company all the same
     #[arg(long, value_enum, value_name = "TYPE", default_value = "f32")]
     pub kv: Kv,
+}
+
+/// What is merged into a model's weights.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct AdapterArgs {
+    /// A PEFT folder (LoRA) to merge into the weights of a GGUF file or a Hugging Face folder
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<std::path::PathBuf>,
 }
 
 /// A way of keeping keys and values.

@@ -6,10 +6,10 @@
 //! query's result is one chain over the keys before it, so neither the chunking of a prompt nor
 //! what follows changes its bits. After Dao et al., "FlashAttention", arXiv 2205.14135.
 
-use crate::kv::{KvKind, bytes};
+use crate::kv::{Kv, KvKind, Run, gather};
 use crate::lanes::{LANES, Lanes, stamp};
 use crate::math;
-use crate::matmul::{Init, Strided, block, gather_raw};
+use crate::matmul::{Init, Strided, block};
 use crate::split::Split;
 use crate::team::Team;
 
@@ -38,87 +38,6 @@ impl AttentionShape {
     /// The first position that the query at `position` sees.
     fn first_seen(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
-    }
-}
-
-/// Keys and values of one sequence, in pages: position j stands at row
-/// `pages[j / page_tokens]·page_tokens + j % page_tokens`; rows start `stride` words of four bytes
-/// apart, and the heads of a row stand end to end. What a page holds and where it lies changes no
-/// bit of a result.
-#[derive(Clone, Copy, Debug)]
-pub struct Kv<'a> {
-    /// Keys; raw bits where `kind` is not F32.
-    pub keys: &'a [f32],
-    /// Values, alike.
-    pub values: &'a [f32],
-    /// How both are kept.
-    pub kind: KvKind,
-    /// Distance of neighbouring rows in words.
-    pub stride: usize,
-    /// The page table.
-    pub pages: &'a [u32],
-    /// Positions that a page holds.
-    pub page_tokens: usize,
-}
-
-impl<'a> Kv<'a> {
-    /// Positions in order from the beginning: a single page.
-    pub fn whole(keys: &'a [f32], values: &'a [f32], stride: usize) -> Kv<'a> {
-        let (kind, pages) = (KvKind::F32, &[0]);
-        Kv { keys, values, kind, stride, pages, page_tokens: usize::MAX }
-    }
-
-    /// Copies what head `group` has of `count` positions from `from` on, end to end, as f32.
-    fn gather(
-        &self,
-        from: usize,
-        count: usize,
-        group: usize,
-        keys: &mut [f32],
-        values: &mut [f32],
-        d: usize,
-    ) {
-        let mut done = 0;
-        while done < count {
-            let position = from + done;
-            let (page, inside) = (position / self.page_tokens, position % self.page_tokens);
-            let run = (count - done).min(self.page_tokens - inside);
-            let row = (self.pages[page] as usize * self.page_tokens + inside) * self.stride;
-            self.gather_run(self.keys, (row, group), run, d, &mut keys[done * d..]);
-            self.gather_run(self.values, (row, group), run, d, &mut values[done * d..]);
-            done += run;
-        }
-    }
-
-    /// The same of neighbouring rows, from the word `row` on.
-    fn gather_run(
-        &self,
-        words: &[f32],
-        (row, group): (usize, usize),
-        count: usize,
-        d: usize,
-        to: &mut [f32],
-    ) {
-        if self.kind == KvKind::F32 {
-            return gather(&words[row + group * d..], self.stride, count, d, to);
-        }
-        let (stored, size) = (bytes(words), self.kind.head_bytes(d));
-        for (i, out) in to.chunks_exact_mut(d).take(count).enumerate() {
-            let at = 4 * (row + i * self.stride) + group * size;
-            self.kind.load(&stored[at..at + size], d, out);
-        }
-    }
-
-    /// Whether the pages hold so many positions, of which `width` words each are read.
-    fn holds(&self, positions: usize, width: usize) -> bool {
-        let pages = positions.div_ceil(self.page_tokens);
-        let (keys, values) = (self.keys.len(), self.values.len());
-        pages <= self.pages.len()
-            && self.pages[..pages].iter().enumerate().all(|(i, &page)| {
-                let used = (positions - i * self.page_tokens).min(self.page_tokens);
-                let last = page as usize * self.page_tokens + used - 1;
-                last * self.stride + width <= keys.min(values)
-            })
     }
 }
 
@@ -187,12 +106,11 @@ pub fn attention_forward(
     assert!(workspace.len() >= team.threads() * (scratch + 1), "attention: workspace");
     let (workspace, largest) = workspace.split_at_mut(workspace.len() - team.threads());
     let largest = Split::new(largest);
-    let work = blocks_of(segments);
+    let work = pieces_of(shape, segments);
     let (out, lse, workspace) = (Split::new(out), Split::new(lse), Split::new(workspace));
-    team.worker_tasks(work.len() * h, |worker, task| {
-        let (segment, first) = work[task / h];
+    team.worker_tasks(work.len(), |worker, task| {
+        let Piece { segment, first, head, heads } = work[task];
         let segment = &segments[segment];
-        let head = task % h;
         // SAFETY: a worker's workspace is its own.
         let scratch = unsafe { workspace.part(worker * scratch..(worker + 1) * scratch) };
         let (turned, rest) = scratch.split_at_mut(d * LINE);
@@ -201,62 +119,76 @@ pub fn attention_forward(
         let (running, rest) = rest.split_at_mut(3 * LINE);
         let (key_rows, value_rows) = rest.split_at_mut(KEY_TILE * d);
         let count = LINE.min(segment.queries - first);
-        // Lanes beyond the queries are not computed: one query costs a quarter of a line.
-        let lanes = count.next_multiple_of(LANES);
-        let row = segment.row + first;
-        turn(&q[row * q_stride + head * d..], q_stride, count, d, shape.scale, turned);
+        let used = heads * count;
+        // Lanes beyond those used are not computed: one query costs a quarter of a line.
+        let lanes = used.next_multiple_of(LANES);
+        let (row, position) = (segment.row + first, segment.past + first);
+        let mut places = [0.0; LINE];
+        for (i, head) in (head..head + heads).enumerate() {
+            let q = &q[row * q_stride + head * d..];
+            turn(q, q_stride, count, shape.scale, i * count, turned);
+            places[i * count..(i + 1) * count].copy_from_slice(&IOTA[..count]);
+        }
         running[..LINE].fill(f32::NEG_INFINITY);
         running[LINE..].fill(0.0);
-        let position = segment.past + first;
         let group = head / (h / shape.kv_heads);
+        // What is read once need not be copied together first.
+        let in_place = lanes == LANES && segment.kv.kind == KvKind::F32;
         // A tile that a query does not see leaves its running values as they are at the start, so
         // that it does not matter which other queries stand in its block.
         let first_tile = shape.first_seen(position) / KEY_TILE * KEY_TILE;
         for tile in (first_tile..position + count).step_by(KEY_TILE) {
             let keys = KEY_TILE.min(position + count - tile);
-            segment.kv.gather(tile, keys, group, key_rows, value_rows, d);
-            // SAFETY: scratch holds whole lines and whole tiles.
-            unsafe {
-                let k = Strided { start: key_rows.as_ptr(), row: d, col: 1 };
-                block(
-                    k,
-                    turned.as_ptr(),
-                    LINE,
-                    scores.as_mut_ptr(),
-                    LINE,
-                    keys,
-                    lanes,
-                    d,
-                    Init::Zero,
-                );
-                softmax_tile(
-                    &mut scores[..keys * LINE],
-                    lanes,
-                    running,
-                    masked_from(tile, keys, position),
-                    outside(shape, tile, position, count),
-                );
-                if tile > first_tile {
-                    scale_rows(&mut sums[..count * d], &running[2 * LINE..], d);
+            let gathered = (!in_place).then(|| {
+                segment.kv.gather(tile, keys, group, key_rows, value_rows, d);
+                Run { from: 0, keys, rows: [&*key_rows, &*value_rows], stride: d }
+            });
+            let runs = || {
+                let there = segment.kv.runs(tile, keys, group * d).filter(|_| in_place);
+                gathered.into_iter().chain(there)
+            };
+            for Run { from, keys, rows, stride } in runs() {
+                let k = Strided { start: rows[0].as_ptr(), row: stride, col: 1 };
+                let scores = scores[from * LINE..].as_mut_ptr();
+                // SAFETY: a run holds rows of D values; scratch holds whole lines and whole tiles.
+                unsafe {
+                    block(k, turned.as_ptr(), LINE, scores, LINE, keys, lanes, d, Init::Zero);
                 }
-                let p = Strided { start: scores.as_ptr(), row: 1, col: LINE };
-                let start = if tile == first_tile { Init::Zero } else { Init::Keep };
-                block(p, value_rows.as_ptr(), d, sums.as_mut_ptr(), d, count, d, keys, start);
+            }
+            softmax_tile(
+                &mut scores[..keys * LINE],
+                lanes,
+                running,
+                &places,
+                masked_from(tile, keys, position),
+                outside(shape, tile, position, count),
+            );
+            if tile > first_tile {
+                scale_rows(&mut sums[..used * d], &running[2 * LINE..], d);
+            }
+            for Run { from, keys, rows, stride } in runs() {
+                let p = Strided { start: scores[from * LINE..].as_ptr(), row: 1, col: LINE };
+                let is_start = tile == first_tile && from == 0;
+                let start = if is_start { Init::Zero } else { Init::Keep };
+                let (values, sums) = (rows[1].as_ptr(), sums.as_mut_ptr());
+                // SAFETY: as above.
+                unsafe { block(p, values, stride, sums, d, used, d, keys, start) };
             }
         }
         // SAFETY: a worker's place is its own.
         let most = unsafe { &mut largest.part(worker..worker + 1)[0] };
-        *most = running[..count].iter().copied().fold(*most, f32::max);
-        for i in 0..count {
-            let inverse = 1.0 / running[LINE + i];
+        *most = running[..used].iter().copied().fold(*most, f32::max);
+        for (lane, sums) in sums.chunks_exact(d).take(used).enumerate() {
+            let (head, i) = (head + lane / count, lane % count);
+            let inverse = 1.0 / running[LINE + lane];
             let at = (row + i) * h * d + head * d;
-            // SAFETY: a task's rows and head are its own.
+            // SAFETY: a piece's rows and heads are its own.
             unsafe {
                 let out = out.part(at..at + d);
-                out.iter_mut().zip(&sums[i * d..]).for_each(|(o, s)| *o = s * inverse);
+                out.iter_mut().zip(sums).for_each(|(o, s)| *o = s * inverse);
                 if keep_lse {
                     let at = head * rows + row + i;
-                    lse.part(at..at + 1)[0] = running[i] + running[LINE + i].ln();
+                    lse.part(at..at + 1)[0] = running[lane] + running[LINE + lane].ln();
                 }
             }
         }
@@ -313,10 +245,15 @@ pub fn attention_backward(
                 let count = LINE.min(tokens - first);
                 let span = first * d..(first + LINE) * d;
                 let q = &qkv[(row + first) * stride + head * d..];
-                turn(q, stride, count, d, shape.scale, &mut q_turned[span.clone()]);
+                let (q_lines, d_lines) = (&mut q_turned[span.clone()], &mut d_turned[span.clone()]);
+                if count < LINE {
+                    q_lines.fill(0.0);
+                    d_lines.fill(0.0);
+                }
+                turn(q, stride, count, shape.scale, 0, q_lines);
                 gather(q, stride, count, d, &mut q_rows[span.clone()]);
                 let o = (row + first) * h * d + head * d;
-                turn(&d_out[o..], h * d, count, d, 1.0, &mut d_turned[span.clone()]);
+                turn(&d_out[o..], h * d, count, 1.0, 0, d_lines);
                 gather(&d_out[o..], h * d, count, d, &mut d_rows[span]);
                 for i in 0..LINE {
                     delta[first + i] = if i < count {
@@ -392,16 +329,6 @@ pub fn attention_backward(
     });
 }
 
-/// Copies `count` rows of `d` values, `stride` apart, end to end.
-fn gather(from: &[f32], stride: usize, count: usize, d: usize, to: &mut [f32]) {
-    if count == 0 {
-        return;
-    }
-    assert!((count - 1) * stride + d <= from.len() && count * d <= to.len(), "rows inside");
-    // SAFETY: all rows lie inside both, by the check above.
-    unsafe { gather_raw(from.as_ptr(), stride, to.as_mut_ptr(), d, d, count) }
-}
-
 /// Writes rows of `d` values to places `stride` apart, or adds them there.
 ///
 /// # Safety
@@ -429,15 +356,38 @@ fn check(shape: &AttentionShape, segments: &[Segment], rows: usize, q_len: usize
     }
 }
 
-/// (segment, first query) of every block of queries, the costliest first.
-fn blocks_of(segments: &[Segment]) -> Vec<(usize, usize)> {
+/// What a worker does at a time: a block of queries, and as many heads that share keys and values as
+/// a line has room for.
+#[derive(Clone, Copy)]
+struct Piece {
+    segment: usize,
+    /// The first query.
+    first: usize,
+    /// The first head, and how many.
+    head: usize,
+    heads: usize,
+}
+
+/// The costliest first.
+fn pieces_of(shape: &AttentionShape, segments: &[Segment]) -> Vec<Piece> {
     let mut blocks: Vec<(usize, usize)> = segments
         .iter()
         .enumerate()
         .flat_map(|(i, s)| (0..s.queries).step_by(LINE).map(move |first| (i, first)))
         .collect();
     blocks.sort_by_key(|&(i, first)| std::cmp::Reverse(segments[i].past + first));
-    blocks
+    let per_group = shape.heads / shape.kv_heads;
+    let pieces_of_block = |(segment, first): (usize, usize)| {
+        let segments: &[Segment] = segments;
+        let together = (LINE / LINE.min(segments[segment].queries - first)).min(per_group);
+        (0..shape.heads).step_by(per_group).flat_map(move |group| {
+            (0..per_group).step_by(together).map(move |head| {
+                let heads = together.min(per_group - head);
+                Piece { segment, first, head: group + head, heads }
+            })
+        })
+    };
+    blocks.into_iter().flat_map(pieces_of_block).collect()
 }
 
 /// The number by which the first key's position lies before the first query's, as lines count it:
@@ -454,11 +404,12 @@ fn outside(shape: &AttentionShape, tile: usize, position: usize, count: usize) -
         .then_some((tile + window) as f32 - position as f32)
 }
 
-/// xᵀ·factor: D lines of 64 lanes from `count` rows.
-fn turn(x: &[f32], stride: usize, count: usize, d: usize, factor: f32, out: &mut [f32]) {
-    for (c, line) in out.chunks_exact_mut(LINE).take(d).enumerate() {
-        for (i, v) in line.iter_mut().enumerate() {
-            *v = if i < count { x[i * stride + c] * factor } else { 0.0 };
+/// xᵀ·factor: D lines, of which `count` lanes from `lane` on, from `count` rows.
+fn turn(x: &[f32], stride: usize, count: usize, factor: f32, lane: usize, out: &mut [f32]) {
+    let lines = out.chunks_exact_mut(LINE);
+    for (c, line) in lines.enumerate() {
+        for (i, v) in line[lane..lane + count].iter_mut().enumerate() {
+            *v = x[i * stride + c] * factor;
         }
     }
 }
@@ -480,12 +431,14 @@ const IOTA: [f32; LINE] = {
 };
 
 /// Scores become probabilities relative to the running maximum; `running` holds maxima, sums and,
-/// on return, the factors that older sums must be multiplied by.
+/// on return, the factors that older sums must be multiplied by. `places`: each lane's query, counted
+/// from the first of the block.
 #[inline(always)]
 unsafe fn softmax_tile_body<S: Lanes>(
     scores: &mut [f32],
     lanes: usize,
     running: &mut [f32],
+    places: &[f32; LINE],
     mask: Option<f32>,
     outside: Option<f32>,
 ) {
@@ -493,7 +446,7 @@ unsafe fn softmax_tile_body<S: Lanes>(
     unsafe {
         for i in 0..lanes / LANES {
             let old = S::load(running.as_ptr().add(i * LANES));
-            let lane = S::load(IOTA.as_ptr().add(i * LANES));
+            let lane = S::load(places.as_ptr().add(i * LANES));
             let mut max = old;
             for (j, line) in scores.chunks_exact_mut(LINE).enumerate() {
                 let p = line.as_mut_ptr().add(i * LANES);
@@ -531,18 +484,20 @@ unsafe fn softmax_tile_body<S: Lanes>(
     }
 }
 stamp!(fn softmax_tile_raw(
-    scores: &mut [f32], lanes: usize, running: &mut [f32], mask: Option<f32>, outside: Option<f32>
+    scores: &mut [f32], lanes: usize, running: &mut [f32], places: &[f32; LINE], mask: Option<f32>,
+    outside: Option<f32>
 ) = softmax_tile_body);
 fn softmax_tile(
     scores: &mut [f32],
     lanes: usize,
     running: &mut [f32],
+    places: &[f32; LINE],
     mask: Option<f32>,
     outside: Option<f32>,
 ) {
     assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE && lanes <= LINE);
     // SAFETY: whole lines, of which the first lanes are touched.
-    unsafe { softmax_tile_raw(scores, lanes, running, mask, outside) }
+    unsafe { softmax_tile_raw(scores, lanes, running, places, mask, outside) }
 }
 
 /// p: scores → probabilities; ds: d_probability → d_score = p·(ds - δ)·scale.

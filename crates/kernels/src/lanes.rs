@@ -131,6 +131,20 @@ pub(crate) trait Lanes: Copy {
         unsafe { self.store(out.as_mut_ptr()) };
         out
     }
+    /// The largest of numbers that are not NaN.
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: as the caller's.
+        let mut a = unsafe { self.to_array() };
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                a[i] = if a[i + half] > a[i] { a[i + half] } else { a[i] };
+            }
+            half /= 2;
+        }
+        a[0]
+    }
     /// The sum, in a fixed tree: halves are added until one is left.
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -280,6 +294,16 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(pub __m512);
 
+    /// One number of eight by a fixed tree: halves meet until one is left.
+    macro_rules! tree {
+        ($eight:expr, $four:ident, $one:ident) => {{
+            let eight = $eight;
+            let four = $four(_mm256_extractf128_ps::<1>(eight), _mm256_castps256_ps128(eight));
+            let two = $four(_mm_movehl_ps(four, four), four);
+            _mm_cvtss_f32($one(_mm_shuffle_ps::<1>(two, two), two))
+        }};
+    }
+
     macro_rules! both {
         ($f:ident, $a:expr, $b:expr) => {
             // SAFETY: the caller has AVX2 and FMA.
@@ -289,6 +313,16 @@ mod x86 {
 
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
+        #[inline(always)]
+        unsafe fn largest(self) -> f32 {
+            // SAFETY: the caller has AVX2.
+            unsafe { tree!(_mm256_max_ps(self.1, self.0), _mm_max_ps, _mm_max_ss) }
+        }
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            // SAFETY: the caller has AVX2.
+            unsafe { tree!(_mm256_add_ps(self.1, self.0), _mm_add_ps, _mm_add_ss) }
+        }
         #[inline(always)]
         unsafe fn load_bf16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX2 and gives sixteen readable halves.
@@ -426,6 +460,22 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        #[inline(always)]
+        unsafe fn largest(self) -> f32 {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let high = _mm512_extractf32x8_ps::<1>(self.0);
+                tree!(_mm256_max_ps(high, _mm512_castps512_ps256(self.0)), _mm_max_ps, _mm_max_ss)
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let high = _mm512_extractf32x8_ps::<1>(self.0);
+                tree!(_mm256_add_ps(high, _mm512_castps512_ps256(self.0)), _mm_add_ps, _mm_add_ss)
+            }
+        }
         #[inline(always)]
         unsafe fn load_bf16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX-512 and gives sixteen readable halves.

@@ -167,6 +167,14 @@ impl Network {
         }
     }
 
+    /// Room for adapters and for products with matrices that do not learn.
+    pub(crate) fn work_len(&self, rows: usize, training: bool) -> usize {
+        match self {
+            Network::Transformer(n) => n.work_len(rows, training),
+            Network::Rnn(_) => 0,
+        }
+    }
+
     pub(crate) fn pack(&self, pass: &Pass, packed: &mut [f32]) {
         match self {
             Network::Transformer(n) => n.pack(pass, packed),

@@ -8,7 +8,7 @@ use crate::model::{Model, Network, build};
 use crate::rnn::RnnSlots;
 use crate::slots::slots;
 use crate::transformer::TransformerSlots;
-use crate::{ModelConfig, Recompute, model};
+use crate::{ModelConfig, Recompute, frozen, model};
 use kernels::{
     HalfKind, HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace,
     logits_workspace, row_losses,
@@ -98,6 +98,8 @@ slots! {
         packed,
         /// Rows of x rounded for quantised matrices.
         rounded,
+        /// Adapters, and rows of matrices that do not learn.
+        work,
         /// A chunk of logits and what belongs to it.
         head,
         /// R: the loss of each row.
@@ -124,16 +126,21 @@ fn specs(
     };
     let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
     let (width, vocab) = (network.width(), config.vocab_size());
+    let learns = w.training && config.trains_all();
     let head = if config.has_quantised_head() {
         QUANT_HEAD_ROWS.min(w.rows) * vocab
     } else if half.is_some() {
         mixed_head::workspace(vocab, w.rows)
     } else {
-        head_workspace(width, vocab, w.training).max(logits_workspace(width, w.threads))
+        head_workspace(width, vocab, learns).max(logits_workspace(width, w.threads))
     };
+    let frozen = w.training && !learns;
+    let head =
+        head.max(if frozen { frozen::head_work(w.rows, width, vocab, w.threads) } else { 0 });
     let outer = OuterSlot {
         packed: work("packed matrices", if half.is_some() { 0 } else { network.packed_len() }),
         rounded: work("rounded rows", network.rounded_len(w.rows)),
+        work: work("adapters", network.work_len(w.rows, w.training)),
         head: work("head chunk", head),
         losses: work("losses", w.rows),
         best: work("best", w.rows),
@@ -291,7 +298,8 @@ impl Runner {
             self.packed = true;
         }
         let rounded = RefCell::new(&mut self.outer.rounded[..]);
-        let packed = &Packed { matrices: &self.outer.packed, rounded };
+        let work = RefCell::new(&mut self.outer.work[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded, work };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
                 n.forward(&pass, packed, past, s)
@@ -314,7 +322,11 @@ impl Runner {
         let rows = batch.rows();
         self.forward(model, batch, &mut Past::none(), dropout);
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
+        let rounded = RefCell::new(&mut self.outer.rounded[..]);
+        let work = RefCell::new(&mut self.outer.work[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded, work };
         let (hidden, d_hidden) = self.slots.hidden_and_gradient();
+        let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
         let (hidden, d_x) = (&hidden[..rows * width], &mut d_hidden[..rows * width]);
         let shape = head_shape(model, rows);
         let (losses, log_z) = (&mut self.outer.losses[..rows], &mut self.outer.best[..rows]);
@@ -322,8 +334,10 @@ impl Runner {
             let (team, z) = (&*self.team, &mut self.outer.head[..]);
             let mut head = MixedHead { team, weights, head, shape, z };
             head.train((hidden, &batch.targets), scale, d_x, gradients, [losses, log_z]);
+        } else if d_weight.is_empty() {
+            let (read, made) = ((hidden, &batch.targets[..]), ([losses, log_z], d_x));
+            frozen::head(&self.team, model, read, scale, made, packed, &mut self.outer.head);
         } else {
-            let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
             head_cross_entropy(
                 &self.team,
                 shape,
@@ -337,13 +351,11 @@ impl Runner {
             );
         }
         let pass = Pass { team: &self.team, weights, batch, dropout };
-        let rounded = RefCell::new(&mut self.outer.rounded[..]);
-        let packed = &Packed { matrices: &self.outer.packed, rounded };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
                 n.backward(&pass, packed, gradients, s)
             }
-            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, gradients, s),
+            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, packed, gradients, s),
             _ => unreachable!("a runner is made for its model"),
         }
         &self.outer.losses[..rows]
@@ -368,7 +380,7 @@ impl Runner {
             let vocab = model.config().vocab_size();
             let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
             let rounded = RefCell::new(&mut self.outer.rounded[..]);
-            let packed = Packed { matrices: &[], rounded };
+            let packed = Packed { matrices: &[], rounded, work: RefCell::default() };
             for first in (0..rows).step_by(QUANT_HEAD_ROWS) {
                 let chunk = first..rows.min(first + QUANT_HEAD_ROWS);
                 let x = &hidden[chunk.start * width..chunk.end * width];
@@ -467,7 +479,7 @@ impl Runner {
             }
             if weights.layout().is_packed(head.weight) {
                 let rounded = RefCell::new(&mut self.outer.rounded[..]);
-                let packed = Packed { matrices: &[], rounded };
+                let packed = Packed { matrices: &[], rounded, work: RefCell::default() };
                 let id = head.weight;
                 packed_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
                 if let Some(limit) = model.config().soft_cap() {

@@ -5,17 +5,18 @@
 //! caches, keys and values go to the caller's caches and attention reads them there; without, it
 //! reads them in the batch.
 
-use crate::cache::{PagedPast, Past};
+use crate::cache::Past;
 use crate::runner::{Pass, all_finite};
 use crate::slots::slots;
-use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
+use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, Digits, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign,
-    attention_backward, attention_forward,
+    AttentionShape, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign, attention_backward,
+    attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
-    Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary, turn, turn_back,
+    Adapter, Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary,
+    frozen_work, turn, turn_back,
 };
 use tensor::{Initial, Layout, Packed, ParamId, Parameters};
 
@@ -141,6 +142,33 @@ struct Desk<'a, 'p> {
     near_angles: &'a [f32],
 }
 
+impl Layer {
+    /// Adds the adapters of layer `i` that the configuration asks for.
+    fn adapt(
+        &mut self,
+        config: &TransformerConfig,
+        i: usize,
+        layout: &mut Layout,
+        packed: &mut usize,
+    ) {
+        let Some(lora) = &config.lora else { return };
+        let size = (lora.rank, lora.alpha / lora.rank as f32);
+        for &target in &lora.targets {
+            let name = format!("layers.{i}.{}", target.prefix());
+            let adapter = Adapter::new(layout, packed, &name, target.shape(config), size);
+            let (gate, up, down) = self.mlp.parts_mut();
+            let linear = match target {
+                LoraTarget::Query | LoraTarget::Key | LoraTarget::Value => Some(&mut self.qkv),
+                LoraTarget::Out => Some(&mut self.out),
+                LoraTarget::Gate => gate,
+                LoraTarget::Up => Some(up),
+                LoraTarget::Down => Some(down),
+            };
+            linear.into_iter().for_each(|linear| linear.adapt(adapter.clone()));
+        }
+    }
+}
+
 impl<B> TransformerSlots<B> {
     pub(crate) fn map<C, E>(
         self,
@@ -229,7 +257,9 @@ impl Transformer {
                 let (name, kind) = (name("mlp"), mlp_kind(config));
                 let mlp = Mlp::new(layout, &mut packed, &name, kind, (c, f), config.bias, initial);
                 let near = window.is_some_and(|w| w.layers.contains(&i));
-                Layer { norm1, qkv, heads, out, post, norm2, mlp, near }
+                let mut layer = Layer { norm1, qkv, heads, out, post, norm2, mlp, near };
+                layer.adapt(config, i, layout, &mut packed);
+                layer
             })
             .collect();
         Transformer {
@@ -265,9 +295,18 @@ impl Transformer {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);
-        let inner =
-            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size, Digits::Two);
-        kernels::quant_rows_len(rows, outer, Digits::Two).max(inner)
+        let inner = kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
+        kernels::quant_rows_len(rows, outer).max(inner)
+    }
+
+    /// Room for adapters, and for rows of matrices in panels that gradients pass through.
+    pub(crate) fn work_len(&self, rows: usize, training: bool) -> usize {
+        let rank = self.config.lora.as_ref().map_or(0, |lora| lora.rank);
+        let frozen = training && !self.config.storage.is_empty();
+        let (heads, inner) =
+            (self.shape.heads * self.shape.head_dim, self.config.intermediate_size);
+        let widest = self.width().max(heads).max(inner);
+        Adapter::work(rows, rank).max(if frozen { frozen_work(widest) } else { 0 })
     }
 
     /// The token table, for a tied output projection.
@@ -537,7 +576,7 @@ impl Transformer {
             .filter(|(_, s)| s.1 > 0)
             .map(|(i, &(row, queries))| {
                 let (past, kv) = match past.pages(i) {
-                    Some((pool, PagedPast { pages, len })) => (len, pool.layer(index, pages)),
+                    Some((pool, past)) => (past.len, pool.layer(index, past)),
                     None => {
                         let from = row * stride + h * d;
                         (0, Kv::whole(&qkv[from..], &qkv[from + g * d..], stride))
@@ -579,11 +618,11 @@ impl Transformer {
             if mlp_again {
                 self.layer_again(pass, packed, (i, layer), attention, mlp, input, shared);
             }
-            self.mlp_backward(pass, gradients, (i, layer), mlp, shared);
+            self.mlp_backward(pass, packed, gradients, (i, layer), mlp, shared);
             if attention_again && !mlp_again {
                 self.attention_again(pass, packed, (i, layer), attention, input, shared);
             }
-            self.attention_backward(pass, gradients, (i, layer), attention, input, shared);
+            self.attention_backward(pass, packed, gradients, (i, layer), attention, input, shared);
         }
         let d_x = &mut shared.d_x[..rows * c];
         pass.dropout(d_x, 0);
@@ -641,6 +680,7 @@ impl Transformer {
     fn mlp_backward(
         &self,
         pass: &Pass,
+        packed: &Packed,
         gradients: &mut Parameters,
         (index, layer): (usize, &Layer),
         slot: &mut MlpSlot<Buffer<f32>>,
@@ -656,13 +696,17 @@ impl Transformer {
         branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
         pass.dropout(branch, 2 * index as u64 + 2);
         let scratch = &mut MlpScratch { act: &mut shared.act, d_up: &mut shared.d_up };
-        layer.mlp.backward(team, weights, gradients, normed, &slot.up, branch, d_normed, scratch);
+        layer.mlp.backward(
+            team, weights, gradients, packed, normed, &slot.up, branch, d_normed, scratch,
+        );
         layer.norm2.backward(team, weights, gradients, middle, &slot.stats2, d_normed, d_x);
     }
 
+    #[expect(clippy::too_many_arguments, reason = "a backward pass takes what the forward saved")]
     fn attention_backward(
         &self,
         pass: &Pass,
+        packed: &Packed,
         gradients: &mut Parameters,
         (index, layer): (usize, &Layer),
         slot: &mut AttentionSlot<Buffer<f32>>,
@@ -681,7 +725,7 @@ impl Transformer {
         let d_attention = &mut shared.d_inner[..rows * h * d];
         let attention = &slot.attention[..rows * h * d];
         let wanted = Some((&mut *d_attention, Init::Zero));
-        layer.out.backward(team, weights, gradients, attention, branch, c, 0, wanted);
+        layer.out.backward(team, weights, gradients, packed, attention, branch, c, 0, wanted);
         let d_qkv = &mut shared.d_qkv[..rows * stride];
         attention_backward(
             team,
@@ -710,7 +754,7 @@ impl Transformer {
         layer.norm1.forward(team, weights, input, normed, &mut slot.stats1);
         let d_normed = &mut shared.d_inner[..rows * c];
         let wanted = Some((&mut *d_normed, Init::Zero));
-        layer.qkv.backward(team, weights, gradients, normed, d_qkv, stride, 0, wanted);
+        layer.qkv.backward(team, weights, gradients, packed, normed, d_qkv, stride, 0, wanted);
         layer.norm1.backward(team, weights, gradients, input, &slot.stats1, d_normed, d_x);
     }
 }
@@ -780,6 +824,7 @@ fn mlp_kind(config: &TransformerConfig) -> MlpKind {
         MlpConfig::Swiglu => MlpKind::SwiGlu,
         MlpConfig::GeluTanh => MlpKind::GeluTanh,
         MlpConfig::GegluTanh => MlpKind::GegluTanh,
+        MlpConfig::Relu2 => MlpKind::Relu2,
     }
 }
 

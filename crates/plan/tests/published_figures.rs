@@ -5,8 +5,8 @@
 use models::{MlpConfig, ModelConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use plan::tools::{self, Eleuther, Offload};
 use plan::{
-    Activations, Architecture, Attention, Layout, Logits, NumberKind, Precision, StateBytes, Terms,
-    TrainAsk, fewest_ranks, kv_bytes, lora_parameters, parse_bytes, train,
+    Activations, Architecture, Attention, Layout, Logits, NumberKind, Optimizer, Precision,
+    StateBytes, Terms, TrainAsk, fewest_ranks, kv_bytes, lora_parameters, parse_bytes, train,
 };
 
 const GIB: f64 = 1_073_741_824.0;
@@ -478,4 +478,19 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
         let found = own.terms.of(term);
         assert!((bytes * all..bytes * (all + 4096)).contains(&found), "{term}: {found}");
     }
+
+    // Muon keeps one buffer for the layers' matrices, adapters learn beside frozen weights.
+    let model = named("email-transformer");
+    let runtime = plan::running::Runtime { bytes: 0 };
+    let of = |ask: TrainAsk| plan::running::train(&model, &ask, runtime).unwrap();
+    let whole = of(ask);
+    let muon = of(TrainAsk { optimizer: Optimizer::Muon, ..ask });
+    let hidden = 2 * (4 * 64 * 64 + 2 * 64 * 256);
+    assert_eq!(whole.terms.of("optimizer") - muon.terms.of("optimizer"), 4 * hidden);
+    let lora = of(TrainAsk { lora: Some(8), ..ask });
+    let ModelConfig::Transformer(config) = &model.config else { panic!() };
+    let adapters = plan::lora_parameters(config, 8).unwrap();
+    assert_eq!(lora.terms.of("gradients"), 4 * adapters);
+    assert_eq!(lora.terms.of("optimizer"), 8 * adapters);
+    assert_eq!(lora.terms.of("weights") - whole.terms.of("weights"), 4 * adapters);
 }

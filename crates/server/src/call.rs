@@ -31,6 +31,8 @@ struct Job {
     sequences: usize,
     cached: usize,
     preempted: usize,
+    /// Tokens guessed ahead, and those that came.
+    guessed: (usize, usize),
     generated: usize,
     open: usize,
     started: Option<Instant>,
@@ -85,6 +87,7 @@ impl Call {
                 sequences,
                 cached: 0,
                 preempted: 0,
+                guessed: (0, 0),
                 generated: 0,
                 open: sequences,
                 started: None,
@@ -152,6 +155,10 @@ impl Call {
                 job.preempted += 1;
                 Ok(None)
             }
+            Event::Guessed { drafted, accepted } => {
+                job.guessed = (job.guessed.0 + drafted, job.guessed.1 + accepted);
+                Ok(None)
+            }
             Event::Prompt(tokens) => Ok(Some(Update::Prompt(number, tokens))),
             Event::Pooled(mean) => Ok(Some(Update::Pooled(number, mean))),
             Event::Token(chosen) => {
@@ -211,12 +218,20 @@ impl Call {
     pub fn usage(&self) -> Value {
         let sum = |count: fn(&Job) -> usize| self.jobs.iter().map(count).sum::<usize>();
         let (prompt, written) = (sum(|job| job.prompt), sum(|job| job.generated));
-        json!({
+        let mut usage = json!({
             "prompt_tokens": prompt,
             "completion_tokens": written,
             "total_tokens": prompt + written,
             "prompt_tokens_details": { "cached_tokens": sum(|job| job.cached) },
-        })
+        });
+        if self.app.engine.limits().drafts > 0 {
+            let (drafted, accepted) = (sum(|job| job.guessed.0), sum(|job| job.guessed.1));
+            usage["completion_tokens_details"] = json!({
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            });
+        }
+        usage
     }
 
     /// Where the time went, with the events that begin and end each part; one a prompt.
@@ -232,6 +247,7 @@ impl Call {
                 "total": part("request read", "last token", phases.total),
                 "cached_tokens": job.cached,
                 "preemptions": job.preempted,
+                "guesses": { "drafted": job.guessed.0, "accepted": job.guessed.1 },
                 "request": ticket.id(),
                 "before_first_token": waited(&job.waited),
             })

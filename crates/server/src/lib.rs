@@ -27,8 +27,9 @@ mod routes;
 mod run;
 mod sampling;
 mod talk;
+mod tools;
 
-pub use app::{App, Options, Served};
+pub use app::{App, Guesser, Options, Served};
 pub use error::ApiError;
 pub use listen::listen;
 pub use metrics::{Metrics, Phases};

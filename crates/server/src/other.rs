@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field};
 use crate::prompt;
+use crate::tools::{Tools, Written};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -19,6 +20,7 @@ pub const TOKENIZE: &[Field] = &[
     field("prompt", Kind::Text, "The text"),
     field("content", Kind::Text, "The text, by another name"),
     field("messages", Kind::List, "A conversation instead of a text"),
+    field("tools", Kind::List, "Tools of the conversation"),
     field("add_special_tokens", Kind::Flag, "Put what begins a text before it; true where absent"),
     field(
         "add_generation_prompt",
@@ -106,6 +108,10 @@ pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
             "tokens": limits.capacity(), "bytes": plan.of(Account::KvCache),
             "pages_held": held, "pages_kept": kept,
         },
+        "draft": app.model.draft.as_ref().map(|draft| json!({
+            "name": draft.name, "weights_bytes": draft.plan.of(Account::Weights),
+            "kv_bytes": draft.plan.of(Account::KvCache), "bytes": draft.plan.total(),
+        })),
         "queue": {
             "waiting": app.engine.queue().waiting(),
             "predicted_wait_s": app.engine.queue().predicted_wait(),
@@ -119,17 +125,21 @@ pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
 /// # Errors
 /// What is neither a text nor a conversation.
 pub fn tokenize(app: &App, body: &[u8]) -> Result<Json<Value>, ApiError> {
-    let fields = Fields::read(body, &[TOKENIZE])?;
+    let mut fields = Fields::read(body, &[TOKENIZE])?;
     app.is_model(fields.text("model"))?;
     let tokenizer = &app.model.tokenizer;
-    let asked = |name: &str| !matches!(fields.value(name), Some(Value::Bool(false)));
-    let ids = match (fields.text("prompt").or(fields.text("content")), fields.value("messages")) {
+    let all = fields.all().clone();
+    let asked = |name: &str| !matches!(all.get(name), Some(Value::Bool(false)));
+    let text = fields.text("prompt").or(fields.text("content"));
+    let ids = match (text, fields.value("messages").cloned()) {
         (Some(text), None) => {
             let begin = tokenizer.specials().bos.filter(|_| asked("add_special_tokens"));
             begin.into_iter().chain(tokenizer.encode(text)).collect()
         }
         (None, Some(messages)) => {
-            prompt::conversation(app, Some(messages), asked("add_generation_prompt"))?
+            let tools = Tools::read(app, &mut fields, Written::Chat)?.told();
+            let turns = prompt::turns(Some(&messages))?;
+            prompt::conversation(app, &turns, &tools, asked("add_generation_prompt"))?
         }
         _ => {
             let message = "prompt: expected a text in `prompt`, or a conversation in `messages`";

@@ -148,6 +148,29 @@ impl Layout {
         parts
     }
 
+    /// The parameters at some places of this layout, as values, in the same order.
+    pub fn of_some(&self, places: impl IntoIterator<Item = usize>) -> Layout {
+        let mut some = Layout::default();
+        for spec in places.into_iter().map(|i| &self.specs[i]) {
+            some.add(&spec.name, &spec.shape, spec.initial, spec.decay);
+        }
+        some
+    }
+
+    /// The same parameters at the same places, with room for the values of some alone: what
+    /// gradients of those need. The others' ranges are empty.
+    pub fn with_room_for(&self, wanted: impl Fn(&ParameterSpec) -> bool) -> Layout {
+        let mut out = Layout::default();
+        for spec in &self.specs {
+            let count = if wanted(spec) { spec.count() } else { 0 };
+            let start = out.len.next_multiple_of(16);
+            out.len = start + count;
+            let parts = Vec::new();
+            out.specs.push(ParameterSpec { range: start..out.len, parts, ..spec.clone() });
+        }
+        out
+    }
+
     /// Whether a parameter is kept in panels.
     pub fn is_packed(&self, id: ParamId) -> bool {
         !self.specs[id.0].parts.is_empty()
@@ -254,6 +277,19 @@ impl Parameters {
         }
     }
 
+    /// Rounds some values to 16 bits again, where there are any; answers with how many stayed as they
+    /// were.
+    pub fn round_part(&mut self, team: &Team, range: Range<usize>) -> u64 {
+        let Some(halves) = &mut self.halves else { return 0 };
+        let kind = halves.kind;
+        kernels::round_changed(
+            team,
+            kind,
+            &self.values[range.clone()],
+            &mut halves.bits_mut()[range],
+        )
+    }
+
     /// Which 16 bits computation reads, where it does.
     pub fn halves_kind(&self) -> Option<HalfKind> {
         self.halves.as_ref().map(|halves| halves.kind)
@@ -340,8 +376,13 @@ impl Parameters {
     /// Sets every parameter to its initial value: a pure function of the seed, the parameter's
     /// name and the place in it.
     pub fn initialise(&mut self, seed: u64) {
+        self.initialise_some(seed, |_| true);
+    }
+
+    /// The same for some parameters; the others are left as they are.
+    pub fn initialise_some(&mut self, seed: u64, wanted: impl Fn(&ParameterSpec) -> bool) {
         let layout = Arc::clone(&self.layout);
-        for spec in layout.specs() {
+        for spec in layout.specs().iter().filter(|spec| wanted(spec)) {
             let name_hash = spec.name.bytes().fold(0u64, |h, b| kernels::mix(h ^ u64::from(b)));
             let key = stream_key(seed, name_hash, 0);
             let values = &mut self.values[spec.range.clone()];

@@ -301,9 +301,9 @@ pub fn run_from(
     // Activations and moments go before the best weights are mapped, so that the peak is training's.
     let mut model = trainer.into_model();
     if stopped_by.is_none() && state.best_loss.is_some() {
-        let path = dir.join(saved::WEIGHTS_FILE);
+        let path = dir.join(saved::learnt_file(model.config()));
         let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
-        saved::read_parameters(&best, model.weights_mut()).map_err(saved::Error::from)?;
+        saved::read_learnt(&best, &mut model).map_err(saved::Error::from)?;
     }
     Ok(Outcome { model, state, stopped_by })
 }
@@ -312,7 +312,10 @@ pub fn run_from(
 fn begin(options: &RunOptions, trainer: &Trainer, state: &State) -> Result<(), Error> {
     let dir = options.dir;
     fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
-    write_description(dir, &options.config.model, options.tokenizer)?;
+    // Adapters are no model by themselves: their folder does not look like one.
+    if options.config.model.trains_all() {
+        write_description(dir, &options.config.model, options.tokenizer)?;
+    }
     write_weights(dir, &trainer.model, 0)?;
     Ok(checkpoint::save(dir, trainer, state)?)
 }

@@ -1,14 +1,15 @@
 //! One optimizer step: batch, forward, backward, clip, update.
 
-use crate::config::{Recipe, TrainConfig};
+use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
+use crate::muon::{self, Muon};
 use crate::optimizer::AdamW;
 use crate::precision::LossScale;
 use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
-use tensor::Parameters;
+use tensor::{Layout, Parameters};
 
 /// A model in training: weights, gradients, moments, activations.
 pub struct Trainer {
@@ -16,6 +17,8 @@ pub struct Trainer {
     pub model: Model,
     /// Its moments.
     pub optimizer: AdamW,
+    /// Its momentum, where Muon changes its matrices.
+    pub muon: Option<Muon>,
     recipe: Recipe,
     gradients: Parameters,
     runner: Runner,
@@ -57,6 +60,17 @@ fn workload(shape: BatchShape, threads: usize) -> Workload {
     Workload { rows, sequences, longest, threads, training: true }
 }
 
+/// The places of the parameters that AdamW changes: all that learn, but for Muon's.
+fn adams(config: &ModelConfig, recipe: &Recipe, layout: &Layout) -> Vec<usize> {
+    let muons = match recipe.optimizer {
+        OptimizerKind::Adamw => Vec::new(),
+        OptimizerKind::Muon => muon::places(config, layout),
+    };
+    let learns = |&i: &usize| config.trains(&layout.specs()[i].name);
+    let places = (0..layout.specs().len()).filter(learns);
+    places.filter(|i| muons.binary_search(i).is_err()).collect()
+}
+
 impl Trainer {
     /// What [`Trainer::new`] will allocate.
     ///
@@ -74,8 +88,13 @@ impl Trainer {
             Some(kind) => layout.mixed_specs(Runner::mixed(&config.model, &workload, kind)?),
             None => Model::plan(&config.model)?,
         };
-        plan.add(&layout.buffer_spec("gradients", Account::Gradients));
-        plan.extend(AdamW::plan(&layout));
+        let learning = layout.with_room_for(|spec| config.model.trains(&spec.name));
+        plan.add(&learning.buffer_spec("gradients", Account::Gradients));
+        let places = adams(&config.model, &config.train, &layout);
+        plan.extend(AdamW::plan(&layout.of_some(places)));
+        if config.train.optimizer == OptimizerKind::Muon {
+            plan.extend(Muon::plan(&config.model, &layout));
+        }
         plan.extend(Runner::plan_training(&config.model, &workload, shape.recompute, half)?);
         Ok(plan)
     }
@@ -105,8 +124,14 @@ impl Trainer {
         team: &Arc<Team>,
     ) -> Result<Trainer, models::Error> {
         let layout = Arc::clone(model.layout());
-        let gradients = Parameters::zeros(&layout, "gradients", Account::Gradients)?;
-        let optimizer = AdamW::new(&layout)?;
+        let config = model.config();
+        let learning = Arc::new(layout.with_room_for(|spec| config.trains(&spec.name)));
+        let gradients = Parameters::zeros(&learning, "gradients", Account::Gradients)?;
+        let optimizer = AdamW::of_some(&layout, adams(config, recipe, &layout))?;
+        let muon = match recipe.optimizer {
+            OptimizerKind::Adamw => None,
+            OptimizerKind::Muon => Some(Muon::new(config, &layout)?),
+        };
         let workload = workload(shape, team.threads());
         let half = recipe.precision.half();
         if let Some(kind) = half {
@@ -118,6 +143,7 @@ impl Trainer {
         Ok(Trainer {
             model,
             optimizer,
+            muon,
             recipe: recipe.clone(),
             gradients,
             runner,
@@ -140,6 +166,8 @@ impl Trainer {
                 (c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) = (1, 1, 8);
                 (c.num_key_value_heads, c.head_dim) = (None, None);
                 (c.rope_scaling, c.sliding_window) = (None, None);
+                c.storage.clear();
+                c.lora.iter_mut().for_each(|lora| lora.rank = 2);
             }
             ModelConfig::Rnn(c) => (c.vocab_size, c.embedding_size, c.hidden_size) = (64, 16, 16),
             ModelConfig::Ngram(_) => return,
@@ -200,7 +228,13 @@ impl Trainer {
             kernels::scale(&team, self.gradients.flat_mut(), 1.0 / factor);
         }
         let weights = self.model.weights_mut();
-        let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
+        let mut applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
+        if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
+            let share = rate / self.recipe.learning_rate;
+            let factors = (share, applied.factor);
+            let lost = muon.step(&team, &self.recipe, factors, weights, &self.gradients);
+            applied.lost = applied.lost.map(|others| others + lost);
+        }
         self.runner.weights_changed();
         report.gradient_norm = applied.gradient_norm;
         report.clipped = applied.clipped;

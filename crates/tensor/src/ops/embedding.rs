@@ -59,8 +59,11 @@ impl Embedding {
         }
     }
 
-    /// `d_table[ids[r], :] += d_out[r, :]`. Saved: the ids.
+    /// `d_table[ids[r], :] += d_out[r, :]`, where the table learns. Saved: the ids.
     pub fn backward(&self, team: &Team, gradients: &mut Parameters, ids: &[u32], d_out: &[f32]) {
-        embedding_backward(team, ids, d_out, self.width, gradients.get_mut(self.table));
+        let d_table = gradients.get_mut(self.table);
+        if !d_table.is_empty() {
+            embedding_backward(team, ids, d_out, self.width, d_table);
+        }
     }
 }

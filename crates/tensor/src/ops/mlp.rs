@@ -9,8 +9,8 @@ use super::{Linear, Packed};
 use crate::{Initial, Layout, Parameters};
 use kernels::{
     HalfKind, Init, Team, geglu_tanh_backward, geglu_tanh_forward, gelu_backward, gelu_forward,
-    gelu_tanh_backward, gelu_tanh_forward, round_both, swiglu_backward, swiglu_forward,
-    widen_halves,
+    gelu_tanh_backward, gelu_tanh_forward, relu2_backward, relu2_forward, round_both,
+    swiglu_backward, swiglu_forward, widen_halves,
 };
 
 /// Rows in work at a time.
@@ -27,6 +27,8 @@ pub enum MlpKind {
     GeluTanh,
     /// GELU of a gate, by its tanh approximation, times a second projection.
     GegluTanh,
+    /// The square of one projection's positive part.
+    Relu2,
 }
 
 impl MlpKind {
@@ -81,6 +83,11 @@ impl Mlp {
     /// Its matrices, to be packed.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.gate.iter().chain([&self.up, &self.down])
+    }
+
+    /// Its matrices (gate, up, down), to be given adapters.
+    pub fn parts_mut(&mut self) -> (Option<&mut Linear>, &mut Linear, &mut Linear) {
+        (self.gate.as_mut(), &mut self.up, &mut self.down)
     }
 
     /// Values a row that are saved: F, or 2F with a gate.
@@ -198,6 +205,7 @@ impl Mlp {
             MlpKind::SwiGlu => swiglu_forward(team, up, self.inner, act),
             MlpKind::GeluTanh => gelu_tanh_forward(team, up, act),
             MlpKind::GegluTanh => geglu_tanh_forward(team, up, self.inner, act),
+            MlpKind::Relu2 => relu2_forward(team, up, act),
         }
     }
 
@@ -208,6 +216,7 @@ impl Mlp {
         team: &Team,
         weights: &Parameters,
         gradients: &mut Parameters,
+        packed: &Packed,
         x: &[f32],
         up: &[f32],
         d_y: &[f32],
@@ -236,19 +245,19 @@ impl Mlp {
             let d_up = &mut scratch.d_up[..n * saved];
             self.activate(team, up, act);
             match self.kind {
-                MlpKind::Gelu | MlpKind::GeluTanh => {
+                MlpKind::Gelu | MlpKind::GeluTanh | MlpKind::Relu2 => {
                     let wanted = Some((&mut *d_up, Init::Zero));
-                    self.down.backward(team, weights, gradients, act, d_y, c, 0, wanted);
-                    if self.kind == MlpKind::Gelu {
-                        gelu_backward(team, up, d_up);
-                    } else {
-                        gelu_tanh_backward(team, up, d_up);
+                    self.down.backward(team, weights, gradients, packed, act, d_y, c, 0, wanted);
+                    match self.kind {
+                        MlpKind::Gelu => gelu_backward(team, up, d_up),
+                        MlpKind::Relu2 => relu2_backward(team, up, d_up),
+                        _ => gelu_tanh_backward(team, up, d_up),
                     }
                 }
                 MlpKind::SwiGlu | MlpKind::GegluTanh => {
                     // The activation is not needed once d_down is known: its place takes d_act.
-                    self.down.backward(team, weights, gradients, act, d_y, c, 0, None);
-                    self.down.input_gradient(team, weights, d_y, act);
+                    self.down.backward(team, weights, gradients, packed, act, d_y, c, 0, None);
+                    self.down.input_gradient(team, weights, packed, d_y, act);
                     if self.kind == MlpKind::SwiGlu {
                         swiglu_backward(team, up, f, act, d_up);
                     } else {
@@ -257,9 +266,10 @@ impl Mlp {
                 }
             }
             let wanted = Some((&mut *d_x, Init::Zero));
-            self.up.backward(team, weights, gradients, x, d_up, saved, saved - f, wanted);
+            self.up.backward(team, weights, gradients, packed, x, d_up, saved, saved - f, wanted);
             if let Some(gate) = &self.gate {
-                gate.backward(team, weights, gradients, x, d_up, saved, 0, Some((d_x, Init::Keep)));
+                let wanted = Some((d_x, Init::Keep));
+                gate.backward(team, weights, gradients, packed, x, d_up, saved, 0, wanted);
             }
         }
     }
