@@ -3,7 +3,7 @@
 use crate::app::{App, UnderWay};
 use crate::error::ApiError;
 use crate::{
-    chat_completions, completions, embeddings, messages, openapi, other, replay, responses,
+    books, chat_completions, completions, embeddings, messages, openapi, other, replay, responses,
 };
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -36,7 +36,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/explain", post(answer_explain))
         .route("/tokenize", post(answer_tokenize))
         .route("/detokenize", post(answer_detokenize))
-        .route("/ledger", get(other::ledger))
+        .route("/ledger", get(books::ledger))
         .layer(from_fn_with_state(Arc::clone(&app), check_key));
     Router::new()
         .merge(keyed)
