@@ -303,6 +303,26 @@ fn the_ledger_explains_the_process() {
 }
 
 #[test]
+fn what_is_absent_has_a_known_meaning() {
+    let server = llama(&["--draft-tokens", "2", "--kv", "f16"]);
+    let told = server.get("/defaults").json();
+    assert_eq!(
+        (&told["preset"], &told["kv"], &told["draft_tokens"]),
+        (&json!("autoreg"), &json!("f16"), &json!(2))
+    );
+    assert_eq!(told["rules"].as_object().unwrap().len(), 5);
+    // A body without any of them has the chain that is told, behind the bans.
+    let body = json!({ "prompt": "a", "max_tokens": 1, "receipt": true });
+    let receipt = &server.good(COMPLETIONS, &body)["receipt"];
+    let chain = receipt["rules"].as_array().unwrap();
+    let own = told["rules"]["autoreg"].as_array().unwrap();
+    assert!(chain.ends_with(own), "{chain:?} {own:?}");
+    let k = |preset: &str| told["rules"][preset].to_string();
+    assert!(k("llamacpp") != k("vllm"), "{told}");
+    assert_eq!(receipt["model"]["kv"], "f16");
+}
+
+#[test]
 fn refusals_carry_numbers() {
     let server = llama(&["--kv-tokens", "64", "--page-tokens", "8", "--max-sequences", "1"]);
     let ids = vec![5; 90];

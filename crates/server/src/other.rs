@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use decoding::{Preset, Rules, Settings};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -57,6 +58,25 @@ fn card(app: &App) -> Value {
         "vocab_size": app.engine.vocab_size(), "digest": app.model.digest,
         "chat_template": app.model.template.is_some(),
     })
+}
+
+/// `GET /defaults`: what a body without sampling fields comes to, under every preset.
+pub async fn defaults(State(app): State<Arc<App>>) -> Json<Value> {
+    let chain = |preset: Preset| {
+        let settings = Settings { preset, ..Settings::default() };
+        let rules = Rules::from_settings(&settings).map(|rules| json!(rules.chain()));
+        (preset.name().to_owned(), rules.unwrap_or(Value::Null))
+    };
+    let limit = app.engine.limit();
+    Json(json!({
+        "preset": Preset::default().name(),
+        "rules": Preset::ALL.into_iter().map(chain).collect::<serde_json::Map<_, _>>(),
+        "never_token_ids": app.model.never, "end_token_ids": app.model.ends,
+        "n": 1, "seed": "drawn, and told in the receipt",
+        "max_tokens": { "completions": 16, "chat": limit, "responses": limit },
+        "logprobs": "log-softmax of the model's logits, before any rule",
+        "draft_tokens": app.engine.limits().drafts, "kv": app.model.kv,
+    }))
 }
 
 /// `GET /health`: the process is alive.
