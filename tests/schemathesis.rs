@@ -1,7 +1,6 @@
 //! Requests made out of `/openapi.json` by schemathesis, valid and broken: never a 500, never a body
 //! that the document does not promise. Skipped where `scripts/setup-schemathesis` was not run.
 //! `AUTOREG_FUZZ_EXAMPLES` makes more of them.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/http.rs"]
 mod http;

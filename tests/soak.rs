@@ -1,6 +1,8 @@
 //! Mixed load with clients that leave, lie and dawdle: no page lost, no memory grown, no answer
 //! changed, with a second model that guesses ahead. The short form runs with all tests; the long one:
 //! `cargo test --test soak -- --ignored`.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::print_stdout, reason = "what was compared is worth a line")]
 
 #[path = "common/http.rs"]
 mod http;

@@ -85,8 +85,11 @@ fn overlay(values: &mut Value, set: &Value) {
     }
 }
 
+/// A word that opens a part, and what stands behind it.
+type Head = (String, String);
+
 fn parse(text: &str) -> Vec<Node> {
-    let mut stack: Vec<(Option<(String, String)>, Vec<Node>)> = vec![(None, Vec::new())];
+    let mut stack: Vec<(Option<Head>, Vec<Node>)> = vec![(None, Vec::new())];
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("{{") {
         let (action, after) = after.split_once("}}").unwrap();
