@@ -1,7 +1,8 @@
 //! One file a command.
 
 pub mod bench;
-pub mod bench_serve;
+pub mod bench_plot;
+mod bench_serve;
 pub mod chat;
 pub mod compare;
 pub mod compare_decoding;

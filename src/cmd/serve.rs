@@ -10,7 +10,7 @@ use clap::Args;
 use engine::serving::{CountExecutor, Draft, Engine, Executor, Limits, NetworkExecutor, spawn};
 use ledger::Plan;
 use models::{Model, ModelConfig};
-use server::{App, Guesser, Metrics, Options, Served};
+use server::{App, Guesser, Metrics, Options, Served, Tls};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use train::SavedModel;
 Examples:
   autoreg serve models/smollm2-135m-q4_1.gguf
   autoreg serve runs/t1 --port 9000 --kv-tokens 16384 --max-sequences 8
-  AUTOREG_API_KEY=secret autoreg serve MODEL --host 0.0.0.0
+  AUTOREG_API_KEY=secret autoreg serve MODEL --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+  autoreg serve MODEL --draft SMALLER_MODEL
 
 Then, with any client of the OpenAI interface: base URL http://127.0.0.1:8080/v1.
 
@@ -55,6 +56,12 @@ pub struct ServeArgs {
     /// What is merged into the weights
     #[command(flatten)]
     pub adapter: AdapterArgs,
+    /// A PEM file of certificates, the server's own first: connections are then encrypted
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// The sizes of cache and steps
     #[command(flatten)]
     pub batching: BatchingArgs,
@@ -242,6 +249,11 @@ impl Shared {
 /// Serves until a signal.
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let api_keys = keys(args)?;
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Tls::open(cert, key).map_err(CliError::input)?),
+        _ => None,
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let runtime_bytes = ledger::resident_bytes();
     let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
     let opened = Opened::open_adapted(&args.model, kv, adapter)?;
@@ -303,10 +315,10 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         runtime_bytes,
     };
     term::note(&told(&model, &limits, why, team.threads()));
-    let app = Arc::new(App::new(model, handle, options(args, api_keys), metrics));
+    let app = Arc::new(App::new(model, handle, options(args, api_keys, tls), metrics));
     let address = SocketAddr::new(args.host, args.port);
     let finished = server::run(&app, address, |bound| {
-        term::print(&format!("listening on http://{bound}\n"));
+        term::print(&format!("listening on {scheme}://{bound}\n"));
     })
     .map_err(|e| CliError::input(format!("{address}: {e}; choose another --host or --port")))?;
     let broken_off = app.under_way();
@@ -321,7 +333,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     }
 }
 
-fn options(args: &ServeArgs, api_keys: Vec<String>) -> Options {
+fn options(args: &ServeArgs, api_keys: Vec<String>, tls: Option<Tls>) -> Options {
     Options {
         api_keys,
         body_bytes: args.max_body as usize * 1024,
@@ -330,6 +342,7 @@ fn options(args: &ServeArgs, api_keys: Vec<String>) -> Options {
         connections: args.max_connections as usize,
         cors_origin: args.cors_origin.clone(),
         log: args.log,
+        tls,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::book::{Account, Charge};
 use crate::plan::Spec;
+use crate::resident::Place;
 use bytemuck::Pod;
 use memmap2::MmapMut;
 use std::marker::PhantomData;
@@ -28,6 +29,8 @@ pub struct Error {
 /// `len` values of T, zero at birth, on pages of their own.
 #[derive(Debug)]
 pub struct Buffer<T> {
+    // Goes before the pages do: their address may be another's at once.
+    _place: Option<Place>,
     pages: Option<MmapMut>,
     len: usize,
     charge: Charge,
@@ -52,8 +55,12 @@ impl<T: Pod> Buffer<T> {
             }
             Err(_) => return Err(fail(std::io::ErrorKind::OutOfMemory.into())),
         };
+        let place = pages
+            .as_ref()
+            .map(|pages| Place::new(pages.as_ptr() as usize, pages.len(), spec.account));
         Ok(Buffer {
             pages,
+            _place: place,
             len: spec.len,
             charge: Charge::new(spec.account, bytes),
             kind: PhantomData,

@@ -3,6 +3,7 @@
 use crate::error::ApiError;
 use crate::grammar::{Grammar, Grammars};
 use crate::metrics::Metrics;
+use crate::tls::Tls;
 use axum::http::StatusCode;
 use chat::ChatTemplate;
 use engine::serving::{Constraint, Handle};
@@ -79,6 +80,8 @@ pub struct Options {
     pub cors_origin: Option<String>,
     /// Whether requests are logged, one line each, without any text of theirs.
     pub log: bool,
+    /// What connections are encrypted by; none where they are not.
+    pub tls: Option<Tls>,
 }
 
 impl Default for Options {
@@ -91,6 +94,7 @@ impl Default for Options {
             connections: 1024,
             cors_origin: None,
             log: false,
+            tls: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A call under way: its requests at the engine, what they cost so far, when its parts began.
 
 use crate::app::{App, UnderWay};
+use crate::books::{Size, with_numbers};
 use crate::error::ApiError;
 use crate::metrics::Phases;
 use axum::http::StatusCode;
@@ -99,7 +100,13 @@ impl Call {
             let sender = sender.clone();
             // A call that is gone has dropped its tickets, so nothing is left to be told.
             let sink = move |told| drop(sender.send((number, told)));
-            tickets.push(app.engine.submit(asked, Box::new(sink))?);
+            let size = Size {
+                prompt: asked.request.prompt.len(),
+                sequences,
+                new: asked.request.max_tokens,
+            };
+            let ticket = app.engine.submit(asked, Box::new(sink));
+            tickets.push(ticket.map_err(|refusal| with_numbers(app, size, refusal.into()))?);
         }
         let (app, failed) = (Arc::clone(app), false);
         let ids = vec![Vec::new(); jobs.iter().map(|job: &Job| job.sequences).sum()];

@@ -1,6 +1,7 @@
 //! From what clients send to the tokens that a model begins with.
 
 use crate::app::App;
+use crate::books::{Size, with_numbers};
 use crate::error::ApiError;
 use crate::fields::name_of;
 use crate::tools::{is_mistral, nine};
@@ -90,7 +91,8 @@ fn several(app: &App, value: Option<&Value>) -> Result<Vec<Given>, ApiError> {
 
 fn text(app: &App, text: &str) -> Result<Given, ApiError> {
     let limit = Some(app.engine.limit());
-    let prompt = Prompt::encode(&app.model.tokenizer, text, limit, Truncate::Never)?;
+    let prompt = Prompt::encode(&app.model.tokenizer, text, limit, Truncate::Never)
+        .map_err(|error| refused(app, error))?;
     Ok(Given { ids: prompt.ids, text: text.to_owned() })
 }
 
@@ -168,8 +170,18 @@ pub fn conversation(
     let tokenizer = &app.model.tokenizer;
     let ids = encode(tokenizer, &stretches);
     let limit = Some(app.engine.limit());
-    let prompt = Prompt::from_ids(tokenizer.specials().bos, ids, limit, Truncate::Never)?;
+    let prompt = Prompt::from_ids(tokenizer.specials().bos, ids, limit, Truncate::Never)
+        .map_err(|error| refused(app, error))?;
     Ok(prompt.ids)
+}
+
+/// A prompt that is too long, with the numbers.
+fn refused(app: &App, error: engine::Error) -> ApiError {
+    let prompt = match error {
+        engine::Error::PromptTooLong { found, .. } => found,
+        _ => 0,
+    };
+    with_numbers(app, Size { prompt, sequences: 1, new: 0 }, error.into())
 }
 
 /// Makes ids of calls what the template takes.

@@ -25,6 +25,11 @@ pub const RESPONSES: &[Field] = &[
         Kind::Integer(1, i64::MAX),
         "New tokens, at most; what the context leaves where absent",
     ),
+    field(
+        "text",
+        Kind::Object,
+        "{\"format\": text, json_object or json_schema}: what the answer must follow",
+    ),
     field("store", Kind::Flag, "Nothing is ever stored"),
     field(
         "previous_response_id",
@@ -57,6 +62,9 @@ pub async fn responses(
 ) -> Result<Response, ApiError> {
     let mut fields = Fields::read(body, &[RESPONSES, SAMPLING])?;
     one_answer(&fields)?;
+    if let Some(format) = fields.value("text").and_then(|text| text.get("format")).cloned() {
+        fields.set("response_format", format);
+    }
     if fields.flag("store") {
         fields.warnings.push("store: nothing is stored".to_owned());
     }

@@ -1,6 +1,7 @@
 //! `autoreg bench`: speed and memory on random tokens, in the form that peers are measured in.
 
 mod model;
+mod scaling;
 mod tiles;
 
 use crate::cmd::train::ledger_table;
@@ -25,6 +26,7 @@ Examples:
   autoreg bench train-speed --model rnn --threads 2
   autoreg bench attention --length 4096 --backward
   autoreg bench attention-memory
+  autoreg bench scaling models/smollm2-135m-q4_1.gguf --to 2048
   autoreg bench serve http://127.0.0.1:8080 --clients 1,8")]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -45,6 +47,8 @@ enum What {
     Prefill(model::Prefill),
     /// Tokens/s of extending it, and the share of the memory's bandwidth that this reaches
     Decode(model::Decode),
+    /// What grows with the context: pairs of attention and bytes of K/V, counted and measured
+    Scaling(scaling::Scaling),
     /// Load on a server with the OpenAI interface: time to first token, between tokens, to the end
     Serve(crate::cmd::bench_serve::BenchServeArgs),
 }
@@ -172,6 +176,7 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
         What::AttentionMemory(args) => tiles::run(&args),
         What::Prefill(args) => model::prefill(&args),
         What::Decode(args) => model::decode(&args),
+        What::Scaling(args) => scaling::run(&args),
         What::Serve(args) => crate::cmd::bench_serve::run_serve(&args),
     }
 }
