@@ -1,6 +1,6 @@
 //! `autoreg bench serve`: a load on a server, this one or another with the OpenAI interface.
 
-use crate::cmd::json;
+use crate::cmd::{bench_plot, json};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
@@ -14,6 +14,7 @@ use std::path::PathBuf;
 Examples:
   autoreg bench serve http://127.0.0.1:8080 --clients 1,4,8
   autoreg bench serve http://127.0.0.1:8080 --rate 2,4 --requests 100 --objective 500,50
+  autoreg bench serve http://127.0.0.1:8080 --rate 1,2,4,8 --plot load.svg
   autoreg bench serve http://127.0.0.1:8080 --clients 16 --prompt-tokens 512 --shared-tokens 480
 
 What is measured, at the client: first token: from the first byte sent to the first piece of the
@@ -64,6 +65,9 @@ pub struct BenchServeArgs {
     /// Seed of prompts and arrivals
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Draw latency against throughput, a point a load, as an SVG that needs nothing else
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
@@ -124,6 +128,14 @@ pub fn run_serve(args: &BenchServeArgs) -> Result<(), CliError> {
             return Err(CliError::failed(message));
         }
         rows.push(Row { arrivals: name(arrivals), report });
+    }
+    if let Some(path) = &args.plot {
+        let title = format!("{model} at {}", args.url);
+        let points: Vec<(String, &Report)> =
+            rows.iter().map(|row| (row.arrivals.clone(), &row.report)).collect();
+        std::fs::write(path, bench_plot::svg(&title, &points))
+            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
+        term::note(&format!("drawn in {}", path.display()));
     }
     term::print(&if args.json { json(&rows)? } else { table(&rows) });
     Ok(())

@@ -1,5 +1,6 @@
 //! The model that training goes on from: weights as floats, and the words that belong to them.
 
+use crate::cmd::model::located;
 use crate::error::CliError;
 use crate::term;
 use chat::ChatTemplate;
@@ -39,6 +40,7 @@ pub struct Weights {
 impl Init {
     /// Opens a GGUF file, a Hugging Face folder or a run folder. No weight is read.
     pub fn open(path: &Path) -> Result<Init, CliError> {
+        let path = &located(path)?;
         if !families::is_published(path) {
             return Init::run_folder(path);
         }

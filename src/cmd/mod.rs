@@ -1,7 +1,8 @@
 //! One file a command.
 
 pub mod bench;
-pub mod bench_serve;
+pub mod bench_plot;
+mod bench_serve;
 pub mod chat;
 pub mod compare;
 pub mod compare_decoding;
@@ -11,6 +12,7 @@ pub mod data;
 pub mod diagnose;
 pub mod doctor;
 pub mod documents;
+pub mod draft;
 pub mod eval;
 pub mod from_logits;
 pub mod generate;

@@ -5,8 +5,10 @@ use crate::error::CliError;
 use crate::term;
 use corpus::Dataset;
 use decoding::{Rule, Rules};
-use engine::{CountSource, Each, Error, NetworkSource, Room, Source};
+use engine::{Ahead, CountSource, Each, Error, NetworkSource, Room, Source};
 use families::Checkpoint;
+#[cfg(feature = "hub")]
+use hub::{Hub, Place, Wanted};
 use kernels::{KvKind, Team};
 use ledger::Plan;
 use models::{Model, ModelConfig};
@@ -48,6 +50,37 @@ pub struct Template {
     pub eos_token: String,
 }
 
+/// Where a MODEL argument is: the path, or what the hub's cache has of a repository of that name.
+///
+/// # Errors
+/// A name of a repository that the cache lacks.
+#[cfg(feature = "hub")]
+pub fn located(model: &Path) -> Result<PathBuf, CliError> {
+    let name = model.to_str().filter(|name| name.split('/').count() == 2 && !model.exists());
+    let wanted = name.filter(|name| !name.starts_with(['.', '/', '~']));
+    let Some((name, wanted)) = wanted.and_then(|n| Some((n, n.parse::<Wanted>().ok()?))) else {
+        return Ok(model.to_owned());
+    };
+    let Ok(place) = Place::from_env() else { return Ok(model.to_owned()) };
+    let hub = Hub::new(Place { offline: true, ..place }).map_err(CliError::failed)?;
+    let found = hub.pull(&wanted, &mut |_| {}).map_err(|error| {
+        CliError::input(format!(
+            "{name}: no such file or folder, and as a repository: {error}; `autoreg pull {name}` \
+             fetches it"
+        ))
+    })?;
+    Ok(found.model)
+}
+
+/// Where a MODEL argument is: the path. This program was built without the client of a hub.
+///
+/// # Errors
+/// None.
+#[cfg(not(feature = "hub"))]
+pub fn located(model: &Path) -> Result<PathBuf, CliError> {
+    Ok(model.to_owned())
+}
+
 impl Opened {
     /// Reads a model.
     pub fn open(dir: &Path) -> Result<Self, CliError> {
@@ -56,7 +89,7 @@ impl Opened {
 
     /// Reads a model whose keys and values are to be kept so.
     pub fn open_with(dir: &Path, kv: KvKind) -> Result<Self, CliError> {
-        let mut opened = Self::any(dir, kv)?;
+        let mut opened = Self::any(&located(dir)?, kv)?;
         if let SavedModel::Network(model) = &mut opened.saved {
             model.keep_kv_as(kv);
         }
@@ -66,6 +99,7 @@ impl Opened {
     /// The same with an adapter merged into its weights: a PEFT folder.
     pub fn open_adapted(dir: &Path, kv: KvKind, adapter: Option<&Path>) -> Result<Self, CliError> {
         let Some(adapter) = adapter else { return Self::open_with(dir, kv) };
+        let dir = &located(dir)?;
         if !families::is_published(dir) {
             return Err(CliError::input(format!(
                 "--adapter: {} is no published model; adapters belong to GGUF files and Hugging \
@@ -282,6 +316,20 @@ macro_rules! each {
             AnySource::Counts($source) => $call,
         }
     };
+}
+
+impl Ahead for AnySource<'_> {
+    fn read_ahead(&mut self, tokens: usize) {
+        each!(self, source => source.read_ahead(tokens))
+    }
+
+    fn read_on(&mut self, tokens: &[u32], logits: &mut [f32]) {
+        each!(self, source => source.read_on(tokens, logits))
+    }
+
+    fn rewind(&mut self, read: usize) {
+        each!(self, source => source.rewind(read))
+    }
 }
 
 impl Source for AnySource<'_> {

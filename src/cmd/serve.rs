@@ -1,15 +1,16 @@
 //! `autoreg serve`: a model behind HTTP, for many clients at a time.
 
+use crate::cmd::draft::{self, USUAL_DRAFTS};
 use crate::cmd::model::{Opened, Template, engine_error};
 use crate::cmd::{AdapterArgs, KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
 use chat::ChatTemplate;
 use clap::Args;
-use engine::serving::{CountExecutor, Engine, Executor, Limits, NetworkExecutor, spawn};
+use engine::serving::{CountExecutor, Draft, Engine, Executor, Limits, NetworkExecutor, spawn};
 use ledger::Plan;
 use models::{Model, ModelConfig};
-use server::{App, Metrics, Options, Served};
+use server::{App, Guesser, Metrics, Options, Served, Tls};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use train::SavedModel;
 Examples:
   autoreg serve models/smollm2-135m-q4_1.gguf
   autoreg serve runs/t1 --port 9000 --kv-tokens 16384 --max-sequences 8
-  AUTOREG_API_KEY=secret autoreg serve MODEL --host 0.0.0.0
+  AUTOREG_API_KEY=secret autoreg serve MODEL --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+  autoreg serve MODEL --draft SMALLER_MODEL
 
 Then, with any client of the OpenAI interface: base URL http://127.0.0.1:8080/v1.
 
@@ -54,6 +56,12 @@ pub struct ServeArgs {
     /// What is merged into the weights
     #[command(flatten)]
     pub adapter: AdapterArgs,
+    /// A PEM file of certificates, the server's own first: connections are then encrypted
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// The sizes of cache and steps
     #[command(flatten)]
     pub batching: BatchingArgs,
@@ -110,11 +118,14 @@ pub struct BatchingArgs {
     /// Share no pages between texts that begin alike
     #[arg(long)]
     pub no_prefix_cache: bool,
-    /// Tokens guessed ahead of each sequence from what stands earlier in its text; they change no
-    /// answer, and save steps where a text repeats itself
-    #[arg(long, value_name = "N", default_value_t = 0,
-          value_parser = clap::value_parser!(u8).range(0..=32))]
-    pub draft_tokens: u8,
+    /// A smaller model with the same vocabulary that guesses ahead of each sequence; it changes no
+    /// answer, and saves steps where the two agree
+    #[arg(long, value_name = "MODEL")]
+    pub draft: Option<PathBuf>,
+    /// Tokens guessed ahead of each sequence, at most: by --draft, or from what stands earlier in its
+    /// text; they change no answer [default: 5 with --draft, else 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=32))]
+    pub draft_tokens: Option<u8>,
     /// Workers (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -124,28 +135,48 @@ pub struct BatchingArgs {
 const USUAL_CONTEXT: usize = 4096;
 
 impl BatchingArgs {
-    /// Sizes for a model, and why the cache has its size.
-    pub fn limits(&self, config: &ModelConfig) -> Result<(Limits, &'static str), CliError> {
+    /// Sizes for a model, and for one that guesses for it, and why the cache has its size.
+    pub fn limits(
+        &self,
+        config: &ModelConfig,
+        draft: Option<&ModelConfig>,
+    ) -> Result<(Limits, &'static str), CliError> {
         let (page_tokens, sequences) =
             (usize::from(self.page_tokens), usize::from(self.max_sequences));
         let context = config.context_limit().unwrap_or(USUAL_CONTEXT);
         let full = context.div_ceil(page_tokens) * sequences;
-        let bytes = NetworkExecutor::bytes_per_token(config) * page_tokens as u64;
+        let a_token = NetworkExecutor::bytes_per_token(config);
         let free = ledger::available_bytes().unwrap_or(u64::MAX);
-        let (pages, why) = match self.kv_tokens {
-            Some(0) => return Err(CliError::input("--kv-tokens 0: at least one is needed")),
-            Some(tokens) => (tokens.div_ceil(page_tokens), "--kv-tokens"),
-            None => match (free / 2).checked_div(bytes).map(|pages| pages.max(1)) {
-                Some(pages) if pages < full as u64 => (pages as usize, "half of the memory left"),
-                _ => (full, "as many full contexts as sequences"),
-            },
-        };
         let step_tokens = usize::from(self.step_tokens).max(sequences);
         let shares = NetworkExecutor::shares(config) && !self.no_prefix_cache;
         // A state cannot take a token back.
         let pages_hold = NetworkExecutor::shares(config);
-        let drafts = if pages_hold { usize::from(self.draft_tokens) } else { 0 };
-        Ok((Limits { pages, page_tokens, step_tokens, sequences, shares, drafts }, why))
+        let usual = if draft.is_some() { USUAL_DRAFTS } else { 0 };
+        let drafts = usize::from(self.draft_tokens.unwrap_or(usual));
+        let drafts = if pages_hold { drafts } else { 0 };
+        let window = config.window();
+        let whole =
+            Limits { pages: full, page_tokens, step_tokens, sequences, shares, drafts, window };
+        // The draft's pool has as many pages, for all of its layers.
+        let a_page = Limits { pages: 1, window: None, ..whole };
+        let drafts_page = draft.map_or(0, |draft| NetworkExecutor::pool_bytes(draft, &a_page));
+        let bytes = a_token * page_tokens as u64 + drafts_page;
+        // What layers with a window keep does not grow with the pages.
+        let all = full as u64 * a_token * page_tokens as u64;
+        let near = NetworkExecutor::pool_bytes(config, &whole).saturating_sub(all);
+        let (pages, why) = match self.kv_tokens {
+            Some(0) => return Err(CliError::input("--kv-tokens 0: at least one is needed")),
+            Some(tokens) => (tokens.div_ceil(page_tokens), "--kv-tokens"),
+            None => {
+                match (free / 2).saturating_sub(near).checked_div(bytes).map(|pages| pages.max(1)) {
+                    Some(pages) if pages < full as u64 => {
+                        (pages as usize, "half of the memory left")
+                    }
+                    _ => (full, "as many full contexts as sequences"),
+                }
+            }
+        };
+        Ok((Limits { pages, ..whole }, why))
     }
 }
 
@@ -168,6 +199,18 @@ pub fn plan(saved: &SavedModel, limits: &Limits, threads: usize) -> Result<Plan,
         plan.extend(NetworkExecutor::plan(config, limits, threads).map_err(engine_error)?);
     }
     plan.extend(Engine::plan(config.vocab_size(), limits));
+    Ok(plan)
+}
+
+/// The same for a model that guesses.
+fn plan_draft(saved: &SavedModel, limits: &Limits, threads: usize) -> Result<Plan, CliError> {
+    let config = &saved.config();
+    let mut plan = Plan::default();
+    if let SavedModel::Network(_) = saved {
+        plan.extend(Model::plan(config).map_err(CliError::failed)?);
+        plan.extend(NetworkExecutor::plan(config, limits, threads).map_err(engine_error)?);
+    }
+    plan.extend(Draft::plan(config.vocab_size(), limits));
     Ok(plan)
 }
 
@@ -206,22 +249,51 @@ impl Shared {
 /// Serves until a signal.
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let api_keys = keys(args)?;
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Tls::open(cert, key).map_err(CliError::input)?),
+        _ => None,
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let runtime_bytes = ledger::resident_bytes();
     let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
     let opened = Opened::open_adapted(&args.model, kv, adapter)?;
+    let guesser =
+        args.batching.draft.as_deref().map(|path| draft::open(path, kv, &opened)).transpose()?;
     let digest = opened.digest()?;
     let never = opened.never(false);
     let Opened { saved, tokenizer, ends, template, dir, .. } = opened;
     let kind = saved.config().kind().to_owned();
-    let (limits, why) = args.batching.limits(&saved.config())?;
+    let guessing = guesser.as_ref().map(|guesser| guesser.saved.config());
+    let (limits, why) = args.batching.limits(&saved.config(), guessing.as_ref())?;
     let team = team(args.batching.threads)?;
-    let plan = plan(&saved, &limits, team.threads())?;
+    let mut plan = plan(&saved, &limits, team.threads())?;
+    let without_window = Limits { window: None, ..limits };
+    let guesser = match guesser {
+        None => None,
+        Some(opened) => {
+            let own = plan_draft(&opened.saved, &without_window, team.threads())?;
+            let told = Guesser {
+                name: name_of(&opened.dir),
+                digest: opened.digest()?,
+                tokens: limits.drafts,
+                plan: own.clone(),
+            };
+            plan.extend(own);
+            Some((opened.saved, told))
+        }
+    };
     fit(&plan)?;
     let ready = Shared::new(saved).ready(&limits, &team)?;
     let name = args.name.clone().unwrap_or_else(|| name_of(&dir));
     let metrics = Arc::new(Metrics::new(&name, &limits));
     let (vocab, context) = (ready.vocab, ready.context);
-    let engine = Engine::new(ready.executor, limits, &tokenizer).map_err(engine_error)?;
+    let mut engine = Engine::new(ready.executor, limits, &tokenizer).map_err(engine_error)?;
+    let mut guesses = None;
+    if let Some((saved, told)) = guesser {
+        let ready = Shared::new(saved).ready(&without_window, &team)?;
+        let draft = Draft::new(ready.executor, &limits).map_err(engine_error)?;
+        (engine, guesses) = (engine.with_draft(draft), Some(told));
+    }
     let figures = Arc::clone(&metrics);
     let observer = Box::new(move |report: &_, _, took| figures.step(report, took));
     let most = args.max_waiting as usize;
@@ -237,14 +309,16 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         never,
         template,
         context,
+        kv: kv.name(),
+        draft: guesses,
         plan,
         runtime_bytes,
     };
     term::note(&told(&model, &limits, why, team.threads()));
-    let app = Arc::new(App::new(model, handle, options(args, api_keys), metrics));
+    let app = Arc::new(App::new(model, handle, options(args, api_keys, tls), metrics));
     let address = SocketAddr::new(args.host, args.port);
     let finished = server::run(&app, address, |bound| {
-        term::print(&format!("listening on http://{bound}\n"));
+        term::print(&format!("listening on {scheme}://{bound}\n"));
     })
     .map_err(|e| CliError::input(format!("{address}: {e}; choose another --host or --port")))?;
     let broken_off = app.under_way();
@@ -259,7 +333,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     }
 }
 
-fn options(args: &ServeArgs, api_keys: Vec<String>) -> Options {
+fn options(args: &ServeArgs, api_keys: Vec<String>, tls: Option<Tls>) -> Options {
     Options {
         api_keys,
         body_bytes: args.max_body as usize * 1024,
@@ -268,6 +342,7 @@ fn options(args: &ServeArgs, api_keys: Vec<String>) -> Options {
         connections: args.max_connections as usize,
         cors_origin: args.cors_origin.clone(),
         log: args.log,
+        tls,
     }
 }
 

@@ -62,7 +62,7 @@ impl Server {
             .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").expect("an address");
+        let (_, address) = line.trim().split_once("://").expect("an address");
         Self { child, address: address.to_owned() }
     }
 

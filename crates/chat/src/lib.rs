@@ -1,28 +1,46 @@
 //! Chat templates: from messages to the text that a model was trained on.
 //!
 //! Templates are Jinja as Hugging Face documents them: blocks trimmed, Python's methods on texts and
-//! lists, `raise_exception`, `strftime_now`, `tojson` as Python writes it, `{% generation %}` marks.
-//! A template that loops is stopped. Nothing here knows models or tokens.
+//! lists, `raise_exception`, `strftime_now`, `tojson` as Python writes it, `{% generation %}` marks,
+//! `tools` and calls of them. A template that loops is stopped. [`CallReader`] goes the other way:
+//! from what a model writes to the calls in it. Nothing here knows models or tokens.
 
+mod calls;
 mod clock;
+mod places;
 mod python;
+mod without_tools;
+
+pub use calls::{Call, CallFormat, CallReader, Read};
 
 use minijinja::{Environment, Error as Jinja, ErrorKind, Value, context};
+use places::Places;
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 /// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user` or `assistant`.
+    /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// What was said.
+    /// What was said; for a tool, what it returned.
     pub content: String,
+    /// Calls of tools that the assistant made, as Hugging Face documents them:
+    /// `{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<Json>,
+    /// The call that a tool's message answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The tool's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 impl Message {
     /// A message.
     pub fn new(role: &str, content: impl Into<String>) -> Message {
-        Message { role: role.to_owned(), content: content.into() }
+        Message { role: role.to_owned(), content: content.into(), ..Message::default() }
     }
 }
 
@@ -34,11 +52,6 @@ pub enum Stretch {
     /// What was said in the message at this place: it is plain text whatever it is.
     Said(usize, String),
 }
-
-/// Encloses a message's number while the template is rendered; no text of people keeps it.
-const PLACE: char = '\u{F8FE}';
-/// White space that no template writes: where it is gone, the template trims messages.
-const EDGE: char = '\u{2003}';
 
 /// Why there is no text.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -69,6 +82,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos_token: String,
     eos_token: String,
+    takes_tools: bool,
+    format: Option<CallFormat>,
 }
 
 impl ChatTemplate {
@@ -88,12 +103,27 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", |format: String| clock::now(&format));
         environment.add_filter("tojson", python::to_json);
+        let (takes_tools, format) = (source.contains("tools"), CallFormat::of_template(source));
         let source = without_marks(source);
         environment
             .add_template_owned(NAME, source)
             .map_err(|e| Error::Syntax(one_line(&e.to_string())))?;
         let (bos_token, eos_token) = (bos_token.to_owned(), eos_token.to_owned());
-        Ok(ChatTemplate { environment, bos_token, eos_token })
+        Ok(ChatTemplate { environment, bos_token, eos_token, takes_tools, format })
+    }
+
+    /// Whether the template has a place for tools; where it has none, they are told of in the system
+    /// message.
+    #[must_use]
+    pub fn takes_tools(&self) -> bool {
+        self.takes_tools
+    }
+
+    /// How a model of this template writes calls of tools; none where the template has tools and
+    /// none of the known ways.
+    #[must_use]
+    pub fn call_format(&self) -> Option<CallFormat> {
+        self.format
     }
 
     /// The text of a conversation; with `answer` it ends where the model's answer begins.
@@ -101,6 +131,15 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Refused`] with the template's own words, or what else failed.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String, Error> {
+        self.render_with(messages, &[], answer)
+    }
+
+    fn render_with(
+        &self,
+        messages: &[Message],
+        tools: &[Json],
+        answer: bool,
+    ) -> Result<String, Error> {
         let template =
             self.environment.get_template(NAME).map_err(|e| Error::Syntax(e.to_string()))?;
         let result = template.render(context! {
@@ -108,7 +147,7 @@ impl ChatTemplate {
             add_generation_prompt => answer,
             bos_token => self.bos_token,
             eos_token => self.eos_token,
-            tools => Value::from(()),
+            tools => if tools.is_empty() { Value::from(()) } else { Value::from_serialize(tools) },
         });
         result.map_err(|error| {
             let said = error.detail().unwrap_or_default();
@@ -128,30 +167,41 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::render`].
     pub fn stretches(&self, messages: &[Message], answer: bool) -> Result<Vec<Stretch>, Error> {
-        let number = |(i, m): (usize, &Message)| {
-            Message::new(&m.role, format!("{EDGE}{PLACE}{i}{PLACE}{EDGE}"))
-        };
-        let marked: Vec<Message> = messages.iter().enumerate().map(number).collect();
-        let text = self.render(&marked, answer)?;
-        let mut all: Vec<Stretch> = Vec::new();
-        for (i, part) in text.split(PLACE).enumerate() {
-            let message = part.parse().ok().and_then(|at: usize| Some((at, messages.get(at)?)));
-            if let Some((at, message)) = message.filter(|_| i % 2 == 1) {
-                let content = message.content.replace(PLACE, "\u{FFFD}");
-                let whole = match all.last_mut() {
-                    Some(Stretch::Template(before)) if before.ends_with(EDGE) => {
-                        before.truncate(before.len() - EDGE.len_utf8());
-                        true
-                    }
-                    _ => false,
-                };
-                let content = if whole { content } else { content.trim().to_owned() };
-                all.push(Stretch::Said(at, content));
-            } else {
-                all.push(Stretch::Template(part.strip_prefix(EDGE).unwrap_or(part).to_owned()));
-            }
+        self.stretches_with_tools(messages, &[], answer)
+    }
+
+    /// The same for a conversation with tools, given as Hugging Face documents them:
+    /// `{"type": "function", "function": {"name", "description", "parameters"}}`. Words of theirs that
+    /// may hold a control token's name are put in afterwards too; they count as said by the message
+    /// behind the last.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn stretches_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[Json],
+        answer: bool,
+    ) -> Result<Vec<Stretch>, Error> {
+        if !self.takes_tools && without_tools::has_any(messages, tools) {
+            let told = without_tools::told(messages, tools);
+            return self.placed(&told, &[], answer);
         }
-        Ok(all)
+        self.placed(messages, tools, answer)
+    }
+
+    fn placed(
+        &self,
+        messages: &[Message],
+        tools: &[Json],
+        answer: bool,
+    ) -> Result<Vec<Stretch>, Error> {
+        let mut places = Places::default();
+        let marked: Vec<Message> =
+            messages.iter().enumerate().map(|(i, message)| places.message(i, message)).collect();
+        let tools: Vec<Json> =
+            tools.iter().map(|tool| places.words(messages.len(), tool)).collect();
+        Ok(places.put_in(&self.render_with(&marked, &tools, answer)?))
     }
 }
 

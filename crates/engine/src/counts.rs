@@ -1,5 +1,6 @@
 //! A count model as a source: its logits are the logarithms of its probabilities.
 
+use crate::guessed::Ahead;
 use crate::source::select_places;
 use crate::{Each, Error, Room, Source};
 use ledger::Plan;
@@ -11,6 +12,8 @@ pub struct CountSource<'a> {
     model: &'a Ngram,
     /// One a sequence: the tokens that the next prediction looks at.
     contexts: Vec<Vec<u32>>,
+    /// All that the only sequence has read, where it is read ahead.
+    read: Vec<u32>,
     /// V probabilities.
     chances: Vec<f64>,
 }
@@ -19,7 +22,12 @@ impl<'a> CountSource<'a> {
     /// A source that remembers nothing yet.
     #[must_use]
     pub fn new(model: &'a Ngram) -> Self {
-        Self { model, contexts: Vec::new(), chances: vec![0.0; model.vocab_size()] }
+        Self {
+            model,
+            contexts: Vec::new(),
+            read: Vec::new(),
+            chances: vec![0.0; model.vocab_size()],
+        }
     }
 
     fn logits(&mut self, before: &[u32], logits: &mut [f32]) {
@@ -45,6 +53,7 @@ impl Source for CountSource<'_> {
     }
 
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
+        self.read = prompt.to_vec();
         self.contexts = vec![self.model.context(prompt).to_vec(); room.sequences];
         self.logits(prompt, logits);
         Ok(())
@@ -73,5 +82,23 @@ impl Source for CountSource<'_> {
             each(place, &logits)?;
         }
         Ok(())
+    }
+}
+
+impl Ahead for CountSource<'_> {
+    fn read_ahead(&mut self, _tokens: usize) {}
+
+    fn read_on(&mut self, tokens: &[u32], logits: &mut [f32]) {
+        let rows = logits.chunks_exact_mut(self.model.vocab_size());
+        for (&token, row) in tokens.iter().zip(rows) {
+            self.read.push(token);
+            let read = std::mem::take(&mut self.read);
+            self.logits(&read, row);
+            self.read = read;
+        }
+    }
+
+    fn rewind(&mut self, read: usize) {
+        self.read.truncate(read);
     }
 }

@@ -1,5 +1,6 @@
 //! A network as a source: one cache a sequence, one forward pass a step for all of them.
 
+use crate::guessed::Ahead;
 use crate::source::select_places;
 use crate::{Each, Error, Room, Source};
 use kernels::Team;
@@ -24,6 +25,8 @@ pub struct NetworkSource<'a> {
     batch: Batch,
     /// The rows whose logits are wanted.
     rows: Vec<usize>,
+    /// Tokens that a pass after the prompt may have.
+    ahead: usize,
 }
 
 impl<'a> NetworkSource<'a> {
@@ -38,6 +41,7 @@ impl<'a> NetworkSource<'a> {
             read: Vec::new(),
             batch: Batch::default(),
             rows: Vec::new(),
+            ahead: 1,
         }
     }
 
@@ -54,7 +58,7 @@ impl<'a> NetworkSource<'a> {
         let workload = workload(config, prompt.min(MOST_ROWS), room, threads);
         let mut plan = Runner::plan(config, &workload)?;
         for _ in 0..room.sequences {
-            plan.extend(Cache::plan(config, workload.longest));
+            plan.extend(Cache::plan(config, workload.longest, workload.rows));
         }
         Ok(plan)
     }
@@ -64,7 +68,7 @@ impl<'a> NetworkSource<'a> {
         self.runner = None;
         self.caches.clear();
         let workload = workload(self.model.config(), rows, room, self.team.threads());
-        self.caches.push(Cache::new(self.model, workload.longest)?);
+        self.caches.push(Cache::new(self.model, workload.longest, workload.rows)?);
         self.read = vec![0];
         self.runner = Some(Runner::new(self.model, workload, &self.team)?);
         Ok(())
@@ -104,11 +108,12 @@ impl Source for NetworkSource<'_> {
     }
 
     fn plan(&self, prompt: usize, room: Room) -> Result<Plan, Error> {
-        NetworkSource::plan(self.model.config(), prompt, room, self.team.threads())
+        let rows = prompt.max(self.ahead);
+        NetworkSource::plan(self.model.config(), rows, room, self.team.threads())
     }
 
     fn begin(&mut self, prompt: &[u32], room: Room, logits: &mut [f32]) -> Result<(), Error> {
-        self.reset(prompt.len().min(MOST_ROWS), room)?;
+        self.reset(prompt.len().max(self.ahead).min(MOST_ROWS), room)?;
         let mut pieces = prompt.chunks(MOST_ROWS).peekable();
         while let Some(piece) = pieces.next() {
             self.read(piece, usize::from(pieces.peek().is_none()), logits);
@@ -152,5 +157,22 @@ impl Source for NetworkSource<'_> {
             }
         }
         Ok(())
+    }
+}
+
+impl Ahead for NetworkSource<'_> {
+    fn read_ahead(&mut self, tokens: usize) {
+        self.ahead = tokens.clamp(1, MOST_ROWS);
+    }
+
+    fn read_on(&mut self, tokens: &[u32], logits: &mut [f32]) {
+        self.read(tokens, tokens.len(), logits);
+    }
+
+    fn rewind(&mut self, read: usize) {
+        for (cache, known) in self.caches.iter_mut().zip(&mut self.read) {
+            cache.rewind(read);
+            *known = read.min(*known);
+        }
     }
 }

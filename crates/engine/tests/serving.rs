@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{VOCABULARY, networks, networks_by_kv, request, source, tokenizer};
+use common::{VOCABULARY, networks, networks_by_kv, request, source, tokenizer, windowed};
 use decoding::{Choice, Rule, Rules};
 use engine::serving::{
-    Asked, Chosen, Engine, Event, Executor, Limits, NetworkExecutor, PageId, Piece, Refusal,
+    Asked, Chosen, Draft, Engine, Event, Executor, Limits, NetworkExecutor, PageId, Piece, Refusal,
     RequestId, Rows, SequenceId, Stamped, spawn,
 };
 use engine::{Error, Finish, Generator, Request};
@@ -30,10 +30,12 @@ struct Fake {
 const POISON: u32 = 6;
 
 impl Fake {
+    fn new(limits: Limits) -> Box<Self> {
+        Box::new(Fake { memory: HashMap::new(), page_tokens: limits.page_tokens, ran: Vec::new() })
+    }
+
     fn engine(limits: Limits) -> Engine {
-        let fake =
-            Fake { memory: HashMap::new(), page_tokens: limits.page_tokens, ran: Vec::new() };
-        Engine::new(Box::new(fake), limits, &tokenizer()).unwrap()
+        Engine::new(Fake::new(limits), limits, &tokenizer()).unwrap()
     }
 
     fn place(&self, pages: &[PageId], at: usize) -> usize {
@@ -110,7 +112,15 @@ fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
 }
 
 fn limits(pages: usize, page_tokens: usize) -> Limits {
-    Limits { pages, page_tokens, step_tokens: 32, sequences: 4, shares: true, drafts: 0 }
+    Limits {
+        pages,
+        page_tokens,
+        step_tokens: 32,
+        sequences: 4,
+        shares: true,
+        drafts: 0,
+        window: None,
+    }
 }
 
 /// What came of requests: choices by sequence, how they ended, cached tokens.
@@ -131,7 +141,7 @@ impl Heard {
             match event {
                 Event::Started { cached } => drop(self.cached.insert(id, cached)),
                 Event::Preempted => self.preempted += 1,
-                Event::Prompt(_) | Event::Waited(_) => {}
+                Event::Prompt(_) | Event::Waited(_) | Event::Guessed { .. } => {}
                 Event::Pooled(mean) => drop(self.pooled.insert(id, mean)),
                 Event::Token(told) => {
                     let Chosen { index, choice, text, finish, .. } = *told;
@@ -281,6 +291,91 @@ fn guesses_save_steps_and_change_nothing() {
     assert!(told[2].2 > 15 && told[2].2 <= told[2].3);
 }
 
+/// A model that guesses for itself is always right, whatever pages its keys and values lie in: after
+/// prefix hits, preemptions, cancelled neighbours and pieces of any size.
+#[test]
+fn a_draft_reads_what_the_model_reads() {
+    for (pages, page_tokens, step_tokens, drafts) in
+        [(200, 4, 7, 3), (40, 4, 32, 5), (30, 8, 64, 9)]
+    {
+        let limits = Limits { drafts, step_tokens, ..limits(pages, page_tokens) };
+        let draft = Draft::new(Fake::new(limits), &limits).unwrap();
+        let mut engine = Fake::engine(limits).with_draft(draft);
+        let (mut heard, mut id, mut steps) = (Heard::default(), 0, 0_u64);
+        let (mut all, mut told) = (BTreeMap::new(), (0, 0));
+        while id < 40 || !engine.is_idle() {
+            steps += 1;
+            let random = |what: u64| mix(steps ^ mix(what + 77));
+            if id < 40 && random(0) % 3 == 0 {
+                id += 1;
+                let length = 1 + random(1) % 30;
+                // Many begin alike.
+                let shared = random(2) % 3 * 8;
+                let token = |i: u64| if i < shared { i % 5 } else { mix(id * 64 + i) % 5 } as u32;
+                let prompt: Vec<u32> = (0..length).map(token).collect();
+                let asked = greedy(&prompt, 1 + (random(3) % 20) as usize);
+                engine.submit(id, Asked::plain(asked.clone())).unwrap();
+                all.insert(id, asked);
+            }
+            if random(4) % 9 == 0 {
+                engine.preempt_youngest();
+            }
+            if random(5) % 11 == 0 && all.len() > 4 {
+                let gone = 1 + random(6) % id;
+                engine.cancel(gone);
+                all.remove(&gone);
+            }
+            for (id, event) in engine.step().1 {
+                if let Event::Guessed { drafted, accepted } = event {
+                    assert_eq!(drafted, accepted, "request {id}");
+                    told = (told.0 + drafted, told.1 + 1);
+                }
+                heard.take(vec![(id, event)]);
+            }
+            engine.scheduler().check().unwrap();
+            assert!(steps < 20_000);
+        }
+        for (id, asked) in all {
+            assert_eq!(heard.ids(id), fake_answer(&asked.prompt, asked.max_tokens), "request {id}");
+        }
+        let totals = engine.scheduler().totals();
+        assert!(heard.preempted > 0 && totals.hit > 0 && told.0 > 50, "{totals:?}");
+        assert_eq!(totals.accepted, totals.accepted_at.iter().sum::<u64>());
+        assert_eq!((totals.drafted, totals.drafts), (told.0 as u64, told.1));
+    }
+}
+
+/// A draft that fails is no draft.
+#[test]
+fn a_draft_that_breaks_harms_nobody() {
+    struct Broken;
+    impl Executor for Broken {
+        fn vocab_size(&self) -> usize {
+            3
+        }
+        fn context_limit(&self) -> Option<usize> {
+            Some(9)
+        }
+        fn run(&mut self, _: &[Piece<'_>], _: &mut [f32]) -> Result<(), Error> {
+            panic!("broken")
+        }
+        fn width(&self) -> usize {
+            0
+        }
+        fn hidden(&mut self) -> &[f32] {
+            &[]
+        }
+        fn forget(&mut self, _: SequenceId) {}
+    }
+    let limits = Limits { drafts: 3, ..limits(64, 4) };
+    let draft = Draft::new(Box::new(Broken), &limits).unwrap();
+    let mut engine = Fake::engine(limits).with_draft(draft);
+    let mut heard = Heard::default();
+    engine.submit(1, Asked::plain(greedy(&[1, 2, 3], 12))).unwrap();
+    finish(&mut engine, &mut heard);
+    assert_eq!(heard.ids(1), fake_answer(&[1, 2, 3], 12));
+}
+
 #[test]
 fn the_oldest_comes_first() {
     let mut engine = Fake::engine(Limits { sequences: 2, ..limits(64, 4) });
@@ -424,6 +519,8 @@ fn bits(choices: &[Choice]) -> Vec<(u32, u64, u64)> {
 /// cancelled neighbours, prefix hits and forced preemptions.
 #[test]
 fn the_same_answer_in_any_company() {
+    let stranger = networks().into_iter().find(|m| NetworkExecutor::shares(m.config())).unwrap();
+    let stranger = Arc::new(stranger);
     for model in networks_by_kv() {
         let model = Arc::new(model);
         let shares = NetworkExecutor::shares(model.config());
@@ -441,10 +538,18 @@ fn the_same_answer_in_any_company() {
         {
             // A state cannot take a token back.
             let drafts = if shares { drafts } else { 0 };
-            let limits = Limits { pages, page_tokens, step_tokens, sequences, shares, drafts };
+            let window = model.config().window();
+            let limits =
+                Limits { pages, page_tokens, step_tokens, sequences, shares, drafts, window };
             let team = Arc::new(Team::new(threads));
             let executor = NetworkExecutor::new(Arc::clone(&model), &limits, &team).unwrap();
             let mut engine = Engine::new(Box::new(executor), limits, &tokenizer()).unwrap();
+            // In some rounds a model guesses: itself, or one that seldom agrees.
+            if drafts > 0 && round != 1 {
+                let guesser = if round == 2 { &model } else { &stranger };
+                let executor = NetworkExecutor::new(Arc::clone(guesser), &limits, &team).unwrap();
+                engine = engine.with_draft(Draft::new(Box::new(executor), &limits).unwrap());
+            }
             let random = |what: u64| mix(round as u64 ^ mix(what));
             let mut order: Vec<u64> = (0..requests.len() as u64).collect();
             order.sort_by_key(|&i| random(i));
@@ -499,8 +604,16 @@ fn means_are_the_same_in_any_company() {
         let shares = NetworkExecutor::shares(model.config());
         let mut all: Vec<BTreeMap<RequestId, Vec<f32>>> = Vec::new();
         for (step_tokens, sequences) in [(64, 1), (7, 5), (64, 8)] {
-            let limits =
-                Limits { pages: 60, page_tokens: 4, step_tokens, sequences, shares, drafts: 0 };
+            let window = model.config().window();
+            let limits = Limits {
+                pages: 60,
+                page_tokens: 4,
+                step_tokens,
+                sequences,
+                shares,
+                drafts: 0,
+                window,
+            };
             let team = Arc::new(Team::new(2));
             let executor = NetworkExecutor::new(Arc::clone(&model), &limits, &team).unwrap();
             let mut engine = Engine::new(Box::new(executor), limits, &tokenizer()).unwrap();
@@ -569,4 +682,52 @@ fn the_thread_answers_cancels_and_refuses() {
     drop(refused);
     drop(handle);
     thread.join().unwrap();
+}
+
+/// Texts many times as long as a window and a tile: what lies behind is given back, and answers are
+/// those of a model that sees the whole text at once.
+#[test]
+fn layers_with_a_window_keep_only_what_it_reaches() {
+    let model = Arc::new(windowed());
+    let long = |i: u64, n: u64| -> Vec<u32> {
+        (0..n).map(|j| mix(if j < 200 { j } else { j * 7 + i }) as u32 % 7).collect()
+    };
+    let asked = |i: u64| greedy(&long(i, 230 + 9 * i), 40);
+    let expected: Vec<_> = (0..4).map(|i| alone(&model, &asked(i))).collect();
+    let team = Arc::new(Team::new(2));
+    for (page_tokens, step_tokens) in [(16, 64), (4, 9), (64, 300)] {
+        let limits = Limits {
+            pages: 400 * 5 / page_tokens,
+            page_tokens,
+            step_tokens,
+            sequences: 3,
+            shares: true,
+            drafts: 2,
+            window: model.config().window(),
+        };
+        let near_pages = limits.kv_pages().near;
+        assert!(near_pages < limits.pages, "{near_pages}");
+        let executor = NetworkExecutor::new(Arc::clone(&model), &limits, &team).unwrap();
+        let mut engine = Engine::new(Box::new(executor), limits, &tokenizer()).unwrap();
+        let (mut heard, mut most) = (Heard::default(), 0);
+        for id in 0..4 {
+            engine.submit(id + 1, Asked::plain(asked(id))).unwrap();
+        }
+        for step in 0..4000 {
+            if step % 50 == 49 && step < 400 {
+                engine.preempt_youngest();
+            }
+            heard.take(engine.step().1);
+            engine.scheduler().check().unwrap();
+            let pool = engine.scheduler().near_pool().unwrap();
+            most = most.max(pool.num_pages() - pool.num_free());
+        }
+        assert!(engine.is_idle());
+        for (i, told) in expected.iter().enumerate() {
+            assert_eq!(bits(&heard.choices[&(i as u64 + 1, 0)]), bits(&told[0].0), "{page_tokens}");
+        }
+        let totals = engine.scheduler().totals();
+        assert!(totals.hit >= 128, "{} tokens found: the beginning is shared", totals.hit);
+        assert!(most > 0 && most <= near_pages, "{most} of {near_pages}");
+    }
 }

@@ -222,6 +222,17 @@ pub fn add_assign(team: &Team, x: &mut [f32], y: &[f32]) {
     });
 }
 
+/// y ← x.
+pub fn copy(team: &Team, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "copy: lengths");
+    chunks(team, y, |at, y| y.copy_from_slice(&x[at..at + y.len()]));
+}
+
+/// x ← 0, whatever it was.
+pub fn clear(team: &Team, x: &mut [f32]) {
+    chunks(team, x, |_, x| x.fill(0.0));
+}
+
 /// x ← factor·x.
 pub fn scale(team: &Team, x: &mut [f32], factor: f32) {
     chunks(team, x, |_, x| x.iter_mut().for_each(|v| *v *= factor));

@@ -2,6 +2,7 @@
 
 use crate::book::{Account, Charge};
 use crate::plan::Spec;
+use crate::resident::Place;
 use bytemuck::Pod;
 use memmap2::MmapMut;
 use std::marker::PhantomData;
@@ -28,9 +29,11 @@ pub struct Error {
 /// `len` values of T, zero at birth, on pages of their own.
 #[derive(Debug)]
 pub struct Buffer<T> {
+    // Goes before the pages do: their address may be another's at once.
+    _place: Option<Place>,
     pages: Option<MmapMut>,
     len: usize,
-    _charge: Charge,
+    charge: Charge,
     kind: PhantomData<T>,
 }
 
@@ -52,12 +55,21 @@ impl<T: Pod> Buffer<T> {
             }
             Err(_) => return Err(fail(std::io::ErrorKind::OutOfMemory.into())),
         };
+        let place = pages
+            .as_ref()
+            .map(|pages| Place::new(pages.as_ptr() as usize, pages.len(), spec.account));
         Ok(Buffer {
             pages,
+            _place: place,
             len: spec.len,
-            _charge: Charge::new(spec.account, bytes),
+            charge: Charge::new(spec.account, bytes),
             kind: PhantomData,
         })
+    }
+
+    /// Books its bytes under another account from now on.
+    pub fn move_to(&mut self, account: Account) {
+        self.charge.move_to(account);
     }
 }
 
@@ -111,6 +123,21 @@ mod tests {
         assert!(crate::snapshot().at_peak[Account::Communication as usize] >= 4000);
         drop(buffer);
         assert_eq!(crate::snapshot().current[Account::Communication as usize], before);
+    }
+
+    #[test]
+    fn bytes_move_between_accounts() {
+        let now = || {
+            let books = crate::snapshot().current;
+            (books[Account::KvCache as usize], books[Account::Data as usize])
+        };
+        let mut buffer: Buffer<f32> =
+            Buffer::new(&Spec::new("test", Account::KvCache, 500)).unwrap();
+        let before = now();
+        buffer.move_to(Account::Data);
+        assert_eq!(now(), (before.0 - 2000, before.1 + 2000));
+        drop(buffer);
+        assert_eq!(now(), (before.0 - 2000, before.1));
     }
 
     #[test]

@@ -9,9 +9,11 @@ mod buffer;
 mod file;
 mod plan;
 mod process;
+mod resident;
 
 pub use book::{Account, Charge, Snapshot, reset_peak, snapshot};
 pub use buffer::{Buffer, Error};
 pub use file::MappedFile;
 pub use plan::{Line, Plan, Report, ReportRow, Spec};
 pub use process::{anonymous_bytes, available_bytes, machine_bytes, peak_bytes, resident_bytes};
+pub use resident::{Rest, resident_by_account, rest};

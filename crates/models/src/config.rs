@@ -388,6 +388,14 @@ impl ModelConfig {
         }
     }
 
+    /// Positions that layers with a window see, where a model has such.
+    pub fn window(&self) -> Option<usize> {
+        match self {
+            ModelConfig::Transformer(c) => c.sliding_window.as_ref().map(|window| window.tokens),
+            ModelConfig::Rnn(_) | ModelConfig::Ngram(_) => None,
+        }
+    }
+
     /// Whether there is a gradient for everything that the network does.
     ///
     /// # Errors

@@ -12,13 +12,13 @@ pub(crate) fn head_work(rows: usize, width: usize, vocab: usize, threads: usize)
     HEAD_ROWS.min(rows) * vocab + logits_workspace(width, threads)
 }
 
-/// Losses of all rows (R) and d_hidden (R×C) of Σ scale·loss.
+/// Losses and log Σ e^z of all rows (R each), and d_hidden (R×C) of Σ scale·loss.
 pub(crate) fn head(
     team: &Team,
     model: &Model,
     (hidden, targets): (&[f32], &[u32]),
     scale: f32,
-    (losses, d_hidden): (&mut [f32], &mut [f32]),
+    ([losses, log_z], d_hidden): ([&mut [f32]; 2], &mut [f32]),
     packed: &Packed,
     work: &mut [f32],
 ) {
@@ -40,7 +40,8 @@ pub(crate) fn head(
             let shape = HeadShape { rows: n, width, vocab, soft_cap };
             head_logits(team, shape, x, weights.get(weight), bias, z, work);
         }
-        row_gradients(team, z, targets, (scale, soft_cap), &mut losses[first..first + n]);
+        let made = [&mut losses[first..first + n], &mut log_z[first..first + n]];
+        row_gradients(team, z, targets, (scale, soft_cap), made);
         let d_x = &mut d_hidden[place];
         if is_packed {
             let work = &mut packed.work.borrow_mut();

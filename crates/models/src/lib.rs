@@ -11,6 +11,7 @@ mod config;
 mod frozen;
 mod hidden;
 mod lora;
+mod mixed_head;
 mod model;
 pub mod ngram;
 mod recompute;
@@ -21,7 +22,7 @@ mod slots;
 mod transformer;
 
 pub use batch::{Batch, IGNORED};
-pub use cache::{Cache, KvCache, KvPool, PagedPast, Past};
+pub use cache::{Cache, KvCache, KvPages, KvPool, PagedPast, Past, near_from, near_reach};
 pub use config::{
     ConfigError, MlpConfig, ModelConfig, NgramConfig, NormConfig, PositionConfig, RnnConfig,
     Smoothing, TransformerConfig,

@@ -20,6 +20,12 @@ pub enum Error {
     /// Count models hold no weights of this kind.
     #[error("a {0} model has counts, not weights: it is not trained by gradients")]
     Counts(&'static str),
+    /// Only transformers are trained in 16 bits.
+    #[error("a model of kind {0} is trained in f32; only transformers are trained in 16 bits")]
+    NotMixed(&'static str),
+    /// Adapters learn in f32.
+    #[error("adapters learn in f32 beside weights as they are stored; found 16-bit training")]
+    NotMixedAdapters,
 }
 
 /// The network below the output projection.

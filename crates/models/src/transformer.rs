@@ -5,12 +5,12 @@
 //! caches, keys and values go to the caller's caches and attention reads them there; without, it
 //! reads them in the batch.
 
-use crate::cache::{PagedPast, Past};
-use crate::runner::Pass;
+use crate::cache::Past;
+use crate::runner::{Pass, all_finite};
 use crate::slots::slots;
 use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, Digits, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
+    AttentionShape, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign, attention_backward,
     attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
@@ -195,6 +195,13 @@ impl<B> TransformerSlots<B> {
     }
 }
 
+impl TransformerSlots<Buffer<f32>> {
+    /// The largest attention score since the last call.
+    pub(crate) fn largest_score(&mut self, threads: usize) -> f32 {
+        kernels::largest_score(&mut self.shared.attention_work, threads)
+    }
+}
+
 impl Transformer {
     pub(crate) fn new(config: &TransformerConfig, layout: &mut Layout) -> Transformer {
         let c = config.hidden_size;
@@ -288,9 +295,8 @@ impl Transformer {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);
-        let inner =
-            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size, Digits::Two);
-        kernels::quant_rows_len(rows, outer, Digits::Two).max(inner)
+        let inner = kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
+        kernels::quant_rows_len(rows, outer).max(inner)
     }
 
     /// Room for adapters, and for rows of matrices in panels that gradients pass through.
@@ -324,6 +330,7 @@ impl Transformer {
         longest: usize,
         threads: usize,
         training: Option<Recompute>,
+        mixed: bool,
     ) -> TransformerSlots<Spec> {
         let c = self.width();
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
@@ -351,7 +358,7 @@ impl Transformer {
             MlpSlot {
                 middle: spec("middle", kept(c)),
                 stats2: spec("norm 2", rows * Norm::STATS),
-                up: spec("mlp", rows * up),
+                up: spec("mlp", if mixed { (rows * up).div_ceil(2) } else { rows * up }),
                 branch: spec("mlp branch", used(post, kept(c))),
                 branch_stats: spec("mlp branch norm", used(post, rows * Norm::STATS)),
             }
@@ -369,7 +376,7 @@ impl Transformer {
             branch: work("branch", rows * c),
             final_stats: kept_spec("final norm", rows * Norm::STATS),
             hidden: kept_spec("hidden", rows * c),
-            act: work("mlp activation", run * f),
+            act: work("mlp activation", run * Mlp::scratch_width(mlp_kind(&self.config), f, mixed)),
             attention_work: work("attention tiles", tiles),
             angles: work("angles", rows * self.rotary.as_ref().map_or(0, Rotary::width)),
             near_angles: work(
@@ -382,6 +389,54 @@ impl Transformer {
             d_up: work("d mlp", used(training.is_some(), run * up)),
         };
         TransformerSlots { inputs, attention, mlp, shared }
+    }
+
+    /// Values of the largest second factor of a product of batches of so many rows.
+    pub(crate) fn largest_factor(&self, rows: usize) -> usize {
+        let (c, f) = (self.width(), self.config.intermediate_size);
+        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
+        let weights = [((h + 2 * g) * d, c), (c, h * d), (f, c)].map(|(n, k)| n * k);
+        let inputs = [rows * c, rows * h * d, rows.min(MLP_ROWS) * f];
+        weights.into_iter().chain(inputs).max().unwrap_or(0)
+    }
+
+    /// The first of a training pass's tensors with a value that is not finite.
+    pub(crate) fn first_not_finite(
+        &self,
+        slots: &TransformerSlots<Buffer<f32>>,
+        rows: usize,
+        half: Option<HalfKind>,
+    ) -> Option<String> {
+        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
+        let (c, last) = (self.width(), self.layers.len() - 1);
+        // A slot that layers share holds the last layer's.
+        let place = |count: usize, i: usize| match count {
+            1 => (i == last).then_some(0),
+            _ => Some(i),
+        };
+        let up = rows * Mlp::saved_width(mlp_kind(&self.config), self.config.intermediate_size);
+        let bad = |x: &[f32], width: usize| !all_finite(&x[..rows * width]);
+        for (i, input) in slots.inputs.iter().enumerate() {
+            let attention = place(slots.attention.len(), i).map(|at| &slots.attention[at]);
+            let mlp = place(slots.mlp.len(), i).map(|at| &slots.mlp[at]);
+            let found = if bad(input, c) {
+                Some("input")
+            } else if attention.is_some_and(|slot| bad(&slot.qkv, (h + 2 * g) * d)) {
+                Some("q k v")
+            } else if attention.is_some_and(|slot| bad(&slot.attention, h * d)) {
+                Some("attention")
+            } else if mlp.is_some_and(|slot| bad(&slot.middle, c)) {
+                Some("stream after attention")
+            } else if mlp.is_some_and(|slot| !Mlp::saved_is_finite(&slot.up, up, half)) {
+                Some("mlp")
+            } else {
+                None
+            };
+            if let Some(what) = found {
+                return Some(format!("layer {i} {what}"));
+            }
+        }
+        (!all_finite(&slots.shared.hidden[..rows * c])).then(|| "final norm".to_owned())
     }
 
     /// Runs the batch up to the rows that the output projection reads.
@@ -414,7 +469,7 @@ impl Transformer {
         let (x, desk) = &mut shared.desk(packed, rows * c);
         for (i, layer) in self.layers.iter().enumerate() {
             if let Some(input) = inputs.get_mut(i) {
-                keep(input, x);
+                keep(pass.team, input, x);
             }
             self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
             self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
@@ -442,7 +497,7 @@ impl Transformer {
         let branch = &mut *desk.branch;
         layer.out.forward(team, weights, desk.packed, attention, branch, self.width(), 0);
         pass.dropout(branch, 2 * index as u64 + 1);
-        keep(&mut slot.branch, branch);
+        keep(pass.team, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.0);
         add_branch(pass, norm, branch, desk.normed, &mut slot.branch_stats, x);
     }
@@ -458,11 +513,11 @@ impl Transformer {
     ) {
         let (team, weights) = (pass.team, pass.weights);
         let (normed, branch) = (&mut *desk.normed, &mut *desk.branch);
-        keep(&mut slot.middle, x);
+        keep(pass.team, &mut slot.middle, x);
         layer.norm2.forward(team, weights, x, normed, &mut slot.stats2);
         layer.mlp.forward(team, weights, desk.packed, normed, branch, &mut slot.up, desk.act);
         pass.dropout(branch, 2 * index as u64 + 2);
-        keep(&mut slot.branch, branch);
+        keep(pass.team, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.1);
         add_branch(pass, norm, branch, normed, &mut slot.branch_stats, x);
     }
@@ -521,7 +576,7 @@ impl Transformer {
             .filter(|(_, s)| s.1 > 0)
             .map(|(i, &(row, queries))| {
                 let (past, kv) = match past.pages(i) {
-                    Some((pool, PagedPast { pages, len })) => (len, pool.layer(index, pages)),
+                    Some((pool, past)) => (past.len, pool.layer(index, past)),
                     None => {
                         let from = row * stride + h * d;
                         (0, Kv::whole(&qkv[from..], &qkv[from + g * d..], stride))
@@ -548,7 +603,7 @@ impl Transformer {
         let (rows, c) = (batch.rows(), self.width());
         let TransformerSlots { inputs, attention, mlp, shared } = slots;
         let d_x = &mut shared.d_x[..rows * c];
-        d_x.fill(0.0);
+        kernels::clear(team, d_x);
         let x = &shared.x[..rows * c];
         let d_hidden = &shared.d_inner[..rows * c];
         self.norm.backward(team, weights, gradients, x, &shared.final_stats, d_hidden, d_x);
@@ -593,14 +648,15 @@ impl Transformer {
         shared: &mut SharedSlot<Buffer<f32>>,
     ) {
         let (x, desk) = &mut shared.desk(packed, input.len());
-        x.copy_from_slice(input);
+        kernels::copy(pass.team, input, x);
         self.attention_half(pass, (index, layer), &mut Past::none(), attention, desk, x);
         if layer.post.is_some() {
             return self.mlp_half(pass, (index, layer), mlp, desk, x);
         }
-        keep(&mut mlp.middle, x);
+        keep(pass.team, &mut mlp.middle, x);
         layer.norm2.forward(pass.team, pass.weights, x, desk.normed, &mut mlp.stats2);
-        layer.mlp.recompute(pass.team, pass.weights, packed, desk.normed, &mut mlp.up);
+        let (normed, up, act) = (&*desk.normed, &mut mlp.up, &mut *desk.act);
+        layer.mlp.recompute(pass.team, pass.weights, packed, normed, up, act);
     }
 
     /// Fills a layer's slot of attention again from its input.
@@ -617,7 +673,7 @@ impl Transformer {
         if layer.1.post.is_none() {
             return self.attend(pass, layer, &mut Past::none(), slot, desk, input);
         }
-        x.copy_from_slice(input);
+        kernels::copy(pass.team, input, x);
         self.attention_half(pass, layer, &mut Past::none(), slot, desk, x);
     }
 
@@ -754,11 +810,11 @@ fn branch_gradient(
 ) {
     match norm {
         Some(norm) => {
-            branch.fill(0.0);
+            kernels::clear(pass.team, branch);
             let read = &read[..d_x.len()];
             norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, branch);
         }
-        None => branch.copy_from_slice(d_x),
+        None => kernels::copy(pass.team, d_x, branch),
     }
 }
 
@@ -791,8 +847,8 @@ fn add_branch(
 }
 
 /// Keeps a copy for the backward pass, where there is a place for it.
-fn keep(slot: &mut Buffer<f32>, x: &[f32]) {
+fn keep(team: &Team, slot: &mut Buffer<f32>, x: &[f32]) {
     if !slot.is_empty() {
-        slot[..x.len()].copy_from_slice(x);
+        kernels::copy(team, x, &mut slot[..x.len()]);
     }
 }

@@ -36,6 +36,7 @@ pub fn limits(architecture: &Architecture, ask: &ServeAsk) -> Result<Limits, Err
         sequences,
         shares: NetworkExecutor::shares(&architecture.config),
         drafts: 0,
+        window: architecture.config.window(),
     })
 }
 
@@ -62,6 +63,7 @@ pub(crate) fn step_workspace(architecture: &Architecture, ask: &ServeAsk) -> Res
         sequences: workload.sequences,
         shares: true,
         drafts: 0,
+        window: None,
     };
     plan.extend(Engine::plan(config.vocab_size(), &limits));
     Ok(plan.total())
@@ -120,7 +122,7 @@ pub fn serve(
             Some(NetworkExecutor::bytes_per_token(&architecture.config));
         if let Some(window) = &c.sliding_window {
             prediction.notes.push(format!(
-                "{} layers see only the last {} tokens; their keys and values are kept all the same",
+                "{} layers see only the last {} tokens and keep no more of them",
                 window.layers.len(),
                 window.tokens
             ));
@@ -162,10 +164,11 @@ fn levers<A>(
     others.map(lever).collect()
 }
 
-/// Whether a training is one that this program runs: f32, AdamW or Muon, one process; adapters beside
-/// weights as they are stored.
-pub fn trains(ask: &TrainAsk) -> bool {
-    ask.precision == crate::Precision::F32
+/// Whether a training is one that this program runs: AdamW or Muon, one process; adapters beside weights
+/// as they are stored; in 16 bits only all weights of a transformer.
+pub fn trains(architecture: &Architecture, ask: &TrainAsk) -> bool {
+    let mixes = matches!(architecture.config, ModelConfig::Transformer(_)) && ask.lora.is_none();
+    (mixes || ask.precision == crate::Precision::F32)
         && own_optimizer(ask.optimizer).is_some()
         && ask.layout.ranks == 1
         && ask.layout.stage == 0
@@ -234,8 +237,12 @@ fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error
         recompute: ask.recompute,
     };
     let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
-    let recipe =
-        Recipe { batch: sequences, micro_batch: sequences, optimizer, ..Recipe::default() };
+    let precision = match ask.precision {
+        crate::Precision::F32 => train::Precision::F32,
+        crate::Precision::Bf16 => train::Precision::Bf16,
+    };
+    let (batch, micro_batch) = (sequences, sequences);
+    let recipe = Recipe { batch, micro_batch, optimizer, precision, ..Recipe::default() };
     let model = match ask.lora {
         Some(rank) => with_adapters(&architecture.config, size("--lora", rank)?),
         None => without_blocks(&architecture.config),

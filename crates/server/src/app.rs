@@ -3,6 +3,7 @@
 use crate::error::ApiError;
 use crate::grammar::{Grammar, Grammars};
 use crate::metrics::Metrics;
+use crate::tls::Tls;
 use axum::http::StatusCode;
 use chat::ChatTemplate;
 use engine::serving::{Constraint, Handle};
@@ -31,10 +32,35 @@ pub struct Served {
     pub template: Option<ChatTemplate>,
     /// Tokens that the model sees at most.
     pub context: Option<usize>,
-    /// What running it was predicted to take.
+    /// How keys and values are kept: `f32`, `f16` or `q8`.
+    pub kv: &'static str,
+    /// The model that guesses ahead, if one does.
+    pub draft: Option<Guesser>,
+    /// What running it was predicted to take, with the one that guesses.
     pub plan: Plan,
     /// What the process held before anything of the plan.
     pub runtime_bytes: u64,
+}
+
+/// A model that guesses ahead.
+#[derive(Debug, Clone)]
+pub struct Guesser {
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of its weights.
+    pub digest: String,
+    /// Tokens that it guesses at a time, at most.
+    pub tokens: usize,
+    /// What it was predicted to take.
+    pub plan: Plan,
+}
+
+impl Guesser {
+    /// As receipts name it.
+    #[must_use]
+    pub fn told(&self) -> serde_json::Value {
+        json!({ "name": self.name, "digest": self.digest, "tokens": self.tokens })
+    }
 }
 
 /// What a server may be told.
@@ -54,6 +80,8 @@ pub struct Options {
     pub cors_origin: Option<String>,
     /// Whether requests are logged, one line each, without any text of theirs.
     pub log: bool,
+    /// What connections are encrypted by; none where they are not.
+    pub tls: Option<Tls>,
 }
 
 impl Default for Options {
@@ -66,6 +94,7 @@ impl Default for Options {
             connections: 1024,
             cors_origin: None,
             log: false,
+            tls: None,
         }
     }
 }

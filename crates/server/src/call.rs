@@ -1,6 +1,7 @@
 //! A call under way: its requests at the engine, what they cost so far, when its parts began.
 
 use crate::app::{App, UnderWay};
+use crate::books::{Size, with_numbers};
 use crate::error::ApiError;
 use crate::metrics::Phases;
 use axum::http::StatusCode;
@@ -31,6 +32,8 @@ struct Job {
     sequences: usize,
     cached: usize,
     preempted: usize,
+    /// Tokens guessed ahead, and those that came.
+    guessed: (usize, usize),
     generated: usize,
     open: usize,
     started: Option<Instant>,
@@ -85,6 +88,7 @@ impl Call {
                 sequences,
                 cached: 0,
                 preempted: 0,
+                guessed: (0, 0),
                 generated: 0,
                 open: sequences,
                 started: None,
@@ -96,7 +100,13 @@ impl Call {
             let sender = sender.clone();
             // A call that is gone has dropped its tickets, so nothing is left to be told.
             let sink = move |told| drop(sender.send((number, told)));
-            tickets.push(app.engine.submit(asked, Box::new(sink))?);
+            let size = Size {
+                prompt: asked.request.prompt.len(),
+                sequences,
+                new: asked.request.max_tokens,
+            };
+            let ticket = app.engine.submit(asked, Box::new(sink));
+            tickets.push(ticket.map_err(|refusal| with_numbers(app, size, refusal.into()))?);
         }
         let (app, failed) = (Arc::clone(app), false);
         let ids = vec![Vec::new(); jobs.iter().map(|job: &Job| job.sequences).sum()];
@@ -150,6 +160,10 @@ impl Call {
             }
             Event::Preempted => {
                 job.preempted += 1;
+                Ok(None)
+            }
+            Event::Guessed { drafted, accepted } => {
+                job.guessed = (job.guessed.0 + drafted, job.guessed.1 + accepted);
                 Ok(None)
             }
             Event::Prompt(tokens) => Ok(Some(Update::Prompt(number, tokens))),
@@ -211,12 +225,20 @@ impl Call {
     pub fn usage(&self) -> Value {
         let sum = |count: fn(&Job) -> usize| self.jobs.iter().map(count).sum::<usize>();
         let (prompt, written) = (sum(|job| job.prompt), sum(|job| job.generated));
-        json!({
+        let mut usage = json!({
             "prompt_tokens": prompt,
             "completion_tokens": written,
             "total_tokens": prompt + written,
             "prompt_tokens_details": { "cached_tokens": sum(|job| job.cached) },
-        })
+        });
+        if self.app.engine.limits().drafts > 0 {
+            let (drafted, accepted) = (sum(|job| job.guessed.0), sum(|job| job.guessed.1));
+            usage["completion_tokens_details"] = json!({
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            });
+        }
+        usage
     }
 
     /// Where the time went, with the events that begin and end each part; one a prompt.
@@ -232,6 +254,7 @@ impl Call {
                 "total": part("request read", "last token", phases.total),
                 "cached_tokens": job.cached,
                 "preemptions": job.preempted,
+                "guesses": { "drafted": job.guessed.0, "accepted": job.guessed.1 },
                 "request": ticket.id(),
                 "before_first_token": waited(&job.waited),
             })

@@ -9,8 +9,10 @@ use crate::fields::{Field, Fields, Kind, field};
 use crate::prompt;
 use crate::receipt;
 use crate::sampling::{SAMPLING, Sampling};
+use crate::tools::{Called, Listener, Part, Tools, Written};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use engine::Finish;
 use engine::serving::{Asked, Chosen};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -33,9 +35,19 @@ pub const CHAT: &[Field] = &[
         Kind::Integer(0, 20),
         "With `logprobs`: so many best tokens at each place",
     ),
-    field("tools", Kind::Refused("calls of tools are not supported"), ""),
-    field("tool_choice", Kind::Refused("calls of tools are not supported"), ""),
-    field("functions", Kind::Refused("calls of functions are not supported"), ""),
+    field(
+        "tools",
+        Kind::List,
+        "Functions that the answer may call: {\"type\": \"function\", \"function\": {\"name\", \"description\", \"parameters\"}}",
+    ),
+    field(
+        "tool_choice",
+        Kind::Any,
+        "none, auto, required, or {\"type\": \"function\", \"function\": {\"name\"}}; the last two are enforced",
+    ),
+    field("parallel_tool_calls", Kind::Flag, "Whether several calls may come; true where absent"),
+    field("functions", Kind::Refused("the older name; use `tools`"), ""),
+    field("function_call", Kind::Refused("the older name; use `tool_choice`"), ""),
     field("audio", Kind::Refused("this model writes text only"), ""),
 ];
 
@@ -50,8 +62,10 @@ pub async fn chat_completions(
     body: &[u8],
 ) -> Result<Response, ApiError> {
     let mut fields = Fields::read(body, &[SAMPLING, CHAT])?;
-    let sampling = Sampling::read(&app, &mut fields)?;
-    let ids = block_in_place(|| prompt::conversation(&app, fields.value("messages"), true))?;
+    let tools = Tools::read(&app, &mut fields, Written::Chat)?;
+    let sampling = Sampling::read(&app, &mut fields)?.with_tools(&app, &tools)?;
+    let turns = prompt::turns(fields.value("messages"))?;
+    let ids = block_in_place(|| prompt::conversation(&app, &turns, &tools.told(), true))?;
     let include_usage = include_usage(&fields)?;
     let logprobs = fields.flag("logprobs");
     let top = fields.count("top_logprobs");
@@ -73,6 +87,7 @@ pub async fn chat_completions(
         include_usage,
         receipt,
         warnings: fields.warnings.clone(),
+        heard: vec![Heard { listener: tools.listener(&app), calls: 0 }; call.choices()],
         app,
     };
     if fields.flag("stream") {
@@ -90,11 +105,20 @@ struct Shape {
     include_usage: bool,
     receipt: Option<Value>,
     warnings: Vec<String>,
+    heard: Vec<Heard>,
+}
+
+/// What a choice has said so far.
+#[derive(Clone)]
+struct Heard {
+    listener: Listener,
+    calls: usize,
 }
 
 #[derive(Clone, Default)]
 struct Choice {
     text: String,
+    calls: Vec<Value>,
     finish: Option<&'static str>,
     logprobs: Vec<Value>,
 }
@@ -127,29 +151,58 @@ impl Shape {
         own
     }
 
-    fn whole(self, call: &Call, updates: Vec<Update>) -> Value {
+    /// What an update says, and why its choice ended.
+    fn hear(&mut self, at: usize, update: &Update) -> (Vec<Part>, Option<&'static str>) {
+        let name = format!("{} {at}", self.id);
+        let listener = &mut self.heard[at].listener;
+        let (parts, finish) = match update {
+            Update::Token(_, chosen) => (listener.hear(chosen, &name), chosen.finish),
+            Update::Ended(_, finish) => (listener.end(&name), Some(*finish)),
+            Update::Prompt(..) | Update::Pooled(..) => (Vec::new(), None),
+        };
+        let finish = finish.map(|finish| match finish {
+            Finish::Eos | Finish::Stop if listener.has_called() => "tool_calls",
+            finish => reason(finish),
+        });
+        (parts, finish)
+    }
+
+    fn whole(mut self, call: &Call, updates: Vec<Update>) -> Value {
         let mut choices = vec![Choice::default(); call.choices()];
         for update in updates {
-            match update {
-                Update::Token(at, chosen) => {
-                    choices[at].text.push_str(&chosen.text);
-                    choices[at].finish = chosen.finish.map(reason);
-                    if self.logprobs {
-                        choices[at].logprobs.push(self.logprob(&chosen));
-                    }
+            let (Update::Token(at, _) | Update::Ended(at, _)) = update else { continue };
+            let (parts, finish) = self.hear(at, &update);
+            let choice = &mut choices[at];
+            choice.finish = finish;
+            for part in parts {
+                match part {
+                    Part::Text(text) => choice.text.push_str(&text),
+                    Part::Call(called) => choice.calls.push(told(&called)),
                 }
-                Update::Ended(at, finish) => choices[at].finish = Some(reason(finish)),
-                Update::Prompt(..) | Update::Pooled(..) => {}
             }
+            if let Update::Token(_, chosen) = &update
+                && self.logprobs
+            {
+                choices[at].logprobs.push(self.logprob(chosen));
+            }
+        }
+        for heard in &mut self.heard {
+            self.warnings.extend(heard.listener.take_warnings());
         }
         let choice = |(index, choice): (usize, Choice)| {
             let logprobs = match self.logprobs {
                 true => json!({ "content": choice.logprobs, "refusal": null }),
                 false => Value::Null,
             };
+            let silent = choice.text.is_empty() && !choice.calls.is_empty();
+            let content = if silent { Value::Null } else { choice.text.into() };
+            let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+            if !choice.calls.is_empty() {
+                message["tool_calls"] = choice.calls.into();
+            }
             json!({
                 "index": index, "finish_reason": choice.finish, "logprobs": logprobs,
-                "message": { "role": "assistant", "content": choice.text, "refusal": null },
+                "message": message,
             })
         };
         let choices = choices.into_iter().enumerate().map(choice).collect();
@@ -171,31 +224,69 @@ impl Pieces for Shape {
     }
 
     fn update(&mut self, update: Update) -> Vec<Value> {
-        match update {
-            Update::Token(at, chosen) => {
-                let finish = chosen.finish.map(reason);
-                if chosen.text.is_empty() && finish.is_none() && !self.logprobs {
-                    return Vec::new();
+        let (Update::Token(at, _) | Update::Ended(at, _)) = update else { return Vec::new() };
+        let (parts, finish) = self.hear(at, &update);
+        let mut deltas: Vec<Value> = Vec::new();
+        for part in parts {
+            match part {
+                Part::Text(text) => deltas.push(json!({ "content": text })),
+                Part::Call(called) => {
+                    let number = self.heard[at].calls;
+                    self.heard[at].calls += 1;
+                    deltas.extend(pieces_of(number, &called));
                 }
-                let logprobs = match self.logprobs {
-                    true => json!({ "content": [self.logprob(&chosen)], "refusal": null }),
-                    false => Value::Null,
-                };
-                let delta = match chosen.text.is_empty() {
-                    true => json!({}),
-                    false => json!({ "content": chosen.text }),
-                };
-                vec![self.piece(at, &delta, logprobs, finish)]
             }
-            Update::Ended(at, finish) => {
-                vec![self.piece(at, &json!({}), Value::Null, Some(reason(finish)))]
-            }
-            Update::Prompt(..) | Update::Pooled(..) => Vec::new(),
         }
+        let mut logprobs = match &update {
+            Update::Token(_, chosen) if self.logprobs => {
+                json!({ "content": [self.logprob(chosen)], "refusal": null })
+            }
+            _ => Value::Null,
+        };
+        // An end, or a log-probability, is told even where no text came with it.
+        if deltas.is_empty() && (finish.is_some() || self.logprobs) {
+            deltas.push(json!({}));
+        }
+        let last = deltas.len().saturating_sub(1);
+        let mut pieces = Vec::new();
+        for (i, delta) in deltas.iter().enumerate() {
+            let finish = finish.filter(|_| i == last);
+            pieces.push(self.piece(at, delta, std::mem::take(&mut logprobs), finish));
+        }
+        let late = self.heard[at].listener.take_warnings();
+        if let Some(piece) = pieces.last_mut().filter(|_| !late.is_empty()) {
+            piece["warnings"] = json!(late);
+        }
+        pieces
     }
 
     fn close(&mut self, call: &Call) -> Vec<Value> {
         let frame = self.frame("chat.completion.chunk", Vec::new());
         receipt::pieces(frame, self.include_usage, self.receipt.take(), call)
+    }
+}
+
+/// A call in a whole answer.
+fn told(called: &Called) -> Value {
+    json!({
+        "id": id(called), "type": "function",
+        "function": { "name": called.name, "arguments": called.arguments },
+    })
+}
+
+/// A call in pieces: its head, then its arguments.
+fn pieces_of(number: usize, called: &Called) -> [Value; 2] {
+    let head = json!({
+        "index": number, "id": id(called), "type": "function",
+        "function": { "name": called.name, "arguments": "" },
+    });
+    let rest = json!({ "index": number, "function": { "arguments": called.arguments } });
+    [json!({ "tool_calls": [head] }), json!({ "tool_calls": [rest] })]
+}
+
+fn id(called: &Called) -> String {
+    match called.id.len() {
+        9 => called.id.clone(),
+        _ => format!("call_{}", called.id),
     }
 }

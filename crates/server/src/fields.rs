@@ -146,6 +146,11 @@ impl Fields {
         list.map_or_else(Vec::new, |list| list.iter().filter_map(id).collect())
     }
 
+    /// Says the same under another name.
+    pub fn set(&mut self, name: &str, value: Value) {
+        self.map.insert(name.to_owned(), value);
+    }
+
     /// The body as it came.
     #[must_use]
     pub fn all(&self) -> &Map<String, Value> {

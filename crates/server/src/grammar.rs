@@ -56,12 +56,16 @@ impl Grammar {
         match format.get("type").and_then(Value::as_str) {
             Some("text") => Ok(None),
             Some("json_object") => Ok(Some(Self::Json(json!({ "type": "object" })))),
-            Some("json_schema") => match format.get("json_schema").and_then(|s| s.get("schema")) {
-                Some(schema) if schema.is_object() => Ok(Some(Self::Json(schema.clone()))),
-                _ => {
-                    wrong(".json_schema", "expected an object with a `schema`, which is an object")
+            // The newer dialect has the schema beside the type.
+            Some("json_schema") => {
+                match format.get("json_schema").unwrap_or(format).get("schema") {
+                    Some(schema) if schema.is_object() => Ok(Some(Self::Json(schema.clone()))),
+                    _ => wrong(
+                        ".json_schema",
+                        "expected an object with a `schema`, which is an object",
+                    ),
                 }
-            },
+            }
             _ => wrong("", "expected a `type` of text, json_object or json_schema"),
         }
     }

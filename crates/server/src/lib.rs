@@ -7,6 +7,7 @@
 
 mod answer;
 mod app;
+mod books;
 mod call;
 mod chat_completions;
 mod completions;
@@ -27,10 +28,17 @@ mod routes;
 mod run;
 mod sampling;
 mod talk;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "tls_absent.rs"]
+mod tls;
+mod tools;
 
-pub use app::{App, Options, Served};
+pub use app::{App, Guesser, Options, Served};
 pub use error::ApiError;
 pub use listen::listen;
 pub use metrics::{Metrics, Phases};
 pub use routes::router;
 pub use run::run;
+pub use tls::{Tls, TlsError};

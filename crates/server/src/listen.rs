@@ -8,10 +8,11 @@ use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// How long a client may take to send the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(30);
@@ -59,8 +60,19 @@ pub async fn listen(
                 };
                 let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
                 let (router, closed) = (router.clone(), closed.clone());
+                let tls = app.options.tls.clone();
                 connections.spawn(async move {
-                    serve(stream, router, closed).await;
+                    // Small pieces must not wait for each other.
+                    drop(stream.set_nodelay(true));
+                    match tls {
+                        None => serve(stream, router, closed).await,
+                        // Who does not speak TLS, or too slowly, is gone.
+                        Some(tls) => {
+                            if let Ok(Ok(stream)) = timeout(HEAD_TIME, tls.accept(stream)).await {
+                                serve(stream, router, closed).await;
+                            }
+                        }
+                    }
                     drop(place);
                 });
             }
@@ -75,9 +87,11 @@ pub async fn listen(
     Ok(finished)
 }
 
-async fn serve(stream: TcpStream, router: axum::Router, mut closed: watch::Receiver<bool>) {
-    // Small pieces must not wait for each other.
-    drop(stream.set_nodelay(true));
+async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    router: axum::Router,
+    mut closed: watch::Receiver<bool>,
+) {
     let service = TowerToHyperService::new(router);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -69,6 +69,8 @@ pub struct Metrics {
     preemptions: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    drafts: Counter,
+    accepted_at: Family<Labels, Counter>,
     drafted: Counter,
     accepted: Counter,
     prompt_tokens: Counter,
@@ -91,6 +93,8 @@ pub struct Metrics {
     request_generation: Histogram,
     memory: Family<Labels, Gauge>,
     process: Family<Labels, Gauge>,
+    /// Tokens guessed at a time, at most.
+    places: usize,
 }
 
 fn step_histogram() -> Histogram {
@@ -162,6 +166,16 @@ impl Metrics {
                 "vllm:prefix_cache_hits",
                 "Tokens found in the prefix cache",
                 Counter::default()
+            ),
+            drafts: register!(
+                "vllm:spec_decode_num_drafts",
+                "Times that tokens were guessed ahead",
+                Counter::default()
+            ),
+            accepted_at: register!(
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Tokens guessed ahead that came, by their place in the guess",
+                Family::default()
             ),
             drafted: register!(
                 "vllm:spec_decode_num_draft_tokens",
@@ -269,6 +283,7 @@ impl Metrics {
                 "Resident size of the process, now and at its peak",
                 Family::default()
             ),
+            places: limits.drafts,
             registry: Mutex::new(registry),
         };
         // From the start, at zero: a rate over a series that appears with its first event misses it.
@@ -289,7 +304,12 @@ impl Metrics {
         raise(&self.preemptions, report.totals.preemptions);
         raise(&self.prefix_queries, report.totals.queried);
         raise(&self.prefix_hits, report.totals.hit);
+        raise(&self.drafts, report.totals.drafts);
         raise(&self.drafted, report.totals.drafted);
+        for (place, &count) in report.totals.accepted_at.iter().enumerate().take(self.places) {
+            let labels = vec![("position", place.to_string())];
+            raise(&self.accepted_at.get_or_create(&labels), count);
+        }
         raise(&self.accepted, report.totals.accepted);
         let kind = match (report.decode_rows, report.prefill_rows) {
             (0, 0) => return,

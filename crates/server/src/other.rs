@@ -1,15 +1,16 @@
-//! What is not generation: the model's name, health, figures, memory, tokens.
+//! What is not generation: the model's name, health, figures, tokens.
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field};
 use crate::prompt;
+use crate::tools::{Tools, Written};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use ledger::Account;
+use decoding::{Preset, Rules, Settings};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ pub const TOKENIZE: &[Field] = &[
     field("prompt", Kind::Text, "The text"),
     field("content", Kind::Text, "The text, by another name"),
     field("messages", Kind::List, "A conversation instead of a text"),
+    field("tools", Kind::List, "Tools of the conversation"),
     field("add_special_tokens", Kind::Flag, "Put what begins a text before it; true where absent"),
     field(
         "add_generation_prompt",
@@ -58,6 +60,25 @@ fn card(app: &App) -> Value {
     })
 }
 
+/// `GET /defaults`: what a body without sampling fields comes to, under every preset.
+pub async fn defaults(State(app): State<Arc<App>>) -> Json<Value> {
+    let chain = |preset: Preset| {
+        let settings = Settings { preset, ..Settings::default() };
+        let rules = Rules::from_settings(&settings).map(|rules| json!(rules.chain()));
+        (preset.name().to_owned(), rules.unwrap_or(Value::Null))
+    };
+    let limit = app.engine.limit();
+    Json(json!({
+        "preset": Preset::default().name(),
+        "rules": Preset::ALL.into_iter().map(chain).collect::<serde_json::Map<_, _>>(),
+        "never_token_ids": app.model.never, "end_token_ids": app.model.ends,
+        "n": 1, "seed": "drawn, and told in the receipt",
+        "max_tokens": { "completions": 16, "chat": limit, "responses": limit },
+        "logprobs": "log-softmax of the model's logits, before any rule",
+        "draft_tokens": app.engine.limits().drafts, "kv": app.model.kv,
+    }))
+}
+
 /// `GET /health`: the process is alive.
 pub async fn health(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "status": "ok", "up_s": app.up().as_secs() }))
@@ -78,58 +99,26 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(CONTENT_TYPE, kind)], app.metrics.text(&app.model.plan)).into_response()
 }
 
-/// `GET /ledger`: bytes by term, predicted and measured.
-pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
-    let (plan, books) = (&app.model.plan, ledger::snapshot());
-    let row = |account: Account| {
-        let (predicted, measured) = (plan.of(account), books.current[account as usize]);
-        (predicted + measured > 0).then(|| {
-            json!({ "term": account.name(), "predicted_bytes": predicted, "measured_bytes": measured })
-        })
-    };
-    let mut rows: Vec<Value> = Account::ALL.into_iter().filter_map(row).collect();
-    let runtime = app.model.runtime_bytes;
-    rows.push(json!({ "term": "runtime", "predicted_bytes": runtime, "measured_bytes": runtime }));
-    let measured: u64 = books.current.iter().sum::<u64>() + runtime;
-    let process = ledger::resident_bytes();
-    let limits = app.engine.limits();
-    let (held, kept) = app.metrics.pages();
-    Json(json!({
-        "terms": rows,
-        "predicted_process_bytes": plan.total() + runtime,
-        "process_bytes": process,
-        "process_peak_bytes": ledger::peak_bytes(),
-        // Below zero: pages that were set aside and never touched.
-        "unexplained_bytes": process.cast_signed() - measured.cast_signed(),
-        "kv": {
-            "pages": limits.pages, "page_tokens": limits.page_tokens,
-            "tokens": limits.capacity(), "bytes": plan.of(Account::KvCache),
-            "pages_held": held, "pages_kept": kept,
-        },
-        "queue": {
-            "waiting": app.engine.queue().waiting(),
-            "predicted_wait_s": app.engine.queue().predicted_wait(),
-            "largest_prompt_tokens": app.engine.limit(),
-        },
-    }))
-}
-
 /// `POST /tokenize`.
 ///
 /// # Errors
 /// What is neither a text nor a conversation.
 pub fn tokenize(app: &App, body: &[u8]) -> Result<Json<Value>, ApiError> {
-    let fields = Fields::read(body, &[TOKENIZE])?;
+    let mut fields = Fields::read(body, &[TOKENIZE])?;
     app.is_model(fields.text("model"))?;
     let tokenizer = &app.model.tokenizer;
-    let asked = |name: &str| !matches!(fields.value(name), Some(Value::Bool(false)));
-    let ids = match (fields.text("prompt").or(fields.text("content")), fields.value("messages")) {
+    let all = fields.all().clone();
+    let asked = |name: &str| !matches!(all.get(name), Some(Value::Bool(false)));
+    let text = fields.text("prompt").or(fields.text("content"));
+    let ids = match (text, fields.value("messages").cloned()) {
         (Some(text), None) => {
             let begin = tokenizer.specials().bos.filter(|_| asked("add_special_tokens"));
             begin.into_iter().chain(tokenizer.encode(text)).collect()
         }
         (None, Some(messages)) => {
-            prompt::conversation(app, Some(messages), asked("add_generation_prompt"))?
+            let tools = Tools::read(app, &mut fields, Written::Chat)?.told();
+            let turns = prompt::turns(Some(&messages))?;
+            prompt::conversation(app, &turns, &tools, asked("add_generation_prompt"))?
         }
         _ => {
             let message = "prompt: expected a text in `prompt`, or a conversation in `messages`";

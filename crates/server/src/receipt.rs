@@ -15,7 +15,9 @@ pub fn request(app: &App, sampling: &Sampling, all: &[Asked]) -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "isa": kernels::Isa::current().name(),
         "model": { "name": app.model.name, "kind": app.model.kind, "digest": app.model.digest,
-                   "tokenizer": app.model.tokenizer.sha256() },
+                   "tokenizer": app.model.tokenizer.sha256(), "kv": app.model.kv },
+        // It changed no token.
+        "draft": app.model.draft.as_ref().map(crate::app::Guesser::told),
         "rules": sampling.rules.chain(),
         "seed": sampling.seed,
         "grammar": sampling.grammar,

@@ -1,12 +1,14 @@
-//! `POST /v1/responses`: OpenAI's newer dialect, text only; nothing is stored.
+//! `POST /v1/responses`: OpenAI's newer dialect: texts, and calls of functions; nothing is stored.
 
 use crate::app::{App, UnderWay, unix_seconds};
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field, name_of};
 use crate::messages::one_answer;
+use crate::prompt::Turn;
 use crate::sampling::SAMPLING;
 use crate::talk::{Asked, Dialect, Told, counts, talk};
+use crate::tools::{Choice, Part, Tools, Written};
 use axum::response::Response;
 use engine::Finish;
 use serde_json::{Value, json};
@@ -23,6 +25,11 @@ pub const RESPONSES: &[Field] = &[
         Kind::Integer(1, i64::MAX),
         "New tokens, at most; what the context leaves where absent",
     ),
+    field(
+        "text",
+        Kind::Object,
+        "{\"format\": text, json_object or json_schema}: what the answer must follow",
+    ),
     field("store", Kind::Flag, "Nothing is ever stored"),
     field(
         "previous_response_id",
@@ -30,7 +37,17 @@ pub const RESPONSES: &[Field] = &[
         "",
     ),
     field("background", Kind::Refused("nothing is stored"), ""),
-    field("tools", Kind::Refused("calls of tools are not supported"), ""),
+    field(
+        "tools",
+        Kind::List,
+        "Functions that the answer may call: {\"type\": \"function\", \"name\", \"description\", \"parameters\"}",
+    ),
+    field(
+        "tool_choice",
+        Kind::Any,
+        "none, auto, required, or {\"type\": \"function\", \"name\"}; the last two are enforced",
+    ),
+    field("parallel_tool_calls", Kind::Flag, "Whether several calls may come; true where absent"),
 ];
 
 /// Answers a body.
@@ -45,65 +62,155 @@ pub async fn responses(
 ) -> Result<Response, ApiError> {
     let mut fields = Fields::read(body, &[RESPONSES, SAMPLING])?;
     one_answer(&fields)?;
+    if let Some(format) = fields.value("text").and_then(|text| text.get("format")).cloned() {
+        fields.set("response_format", format);
+    }
     if fields.flag("store") {
         fields.warnings.push("store: nothing is stored".to_owned());
     }
-    let messages = conversation(&fields)?;
+    let turns = conversation(&fields)?;
+    let tools = Tools::read(&app, &mut fields, Written::Responses)?;
     let max_tokens = fields.count("max_output_tokens").unwrap_or(app.engine.limit());
     let number = app.next_answer.fetch_add(1, Ordering::Relaxed);
     let shape = Shape {
         number: format!("{}_{number}", app.created),
         model: app.model.name.clone(),
         created: unix_seconds(),
+        repeated: repeated(&fields, &tools),
         sequence: 0,
+        items: 0,
+        text: None,
     };
-    let asked =
-        Asked { arrived: (arrived, under_way), fields, messages, max_tokens, stops: Vec::new() };
+    let (arrived, stops) = ((arrived, under_way), Vec::new());
+    let asked = Asked { arrived, fields, turns, tools, max_tokens, stops };
     talk(app, asked, shape).await
 }
 
-fn conversation(fields: &Fields) -> Result<Value, ApiError> {
+/// What the answer repeats of the request.
+fn repeated(fields: &Fields, tools: &Tools) -> Value {
+    let choice = match tools.choice() {
+        Choice::None => "none".into(),
+        Choice::Auto => "auto".into(),
+        Choice::Required => "required".into(),
+        Choice::Named(name) => json!({ "type": "function", "name": name }),
+    };
+    json!({
+        "tools": fields.value("tools").cloned().unwrap_or_else(|| json!([])),
+        "tool_choice": choice, "parallel_tool_calls": tools.parallel(),
+        "instructions": fields.value("instructions"),
+    })
+}
+
+fn conversation(fields: &Fields) -> Result<Vec<Turn>, ApiError> {
     let mut all = Vec::new();
     if let Some(text) = fields.text("instructions") {
-        all.push(json!({ "role": "system", "content": text }));
+        let value = json!({ "role": "system", "content": text });
+        all.push(Turn { at: "instructions".to_owned(), value });
     }
     match fields.value("input") {
-        Some(Value::String(text)) => all.push(json!({ "role": "user", "content": text })),
-        Some(Value::Array(list)) => all.extend(list.iter().cloned()),
+        Some(Value::String(text)) => {
+            let value = json!({ "role": "user", "content": text });
+            all.push(Turn { at: "input".to_owned(), value });
+        }
+        Some(Value::Array(list)) => {
+            for (i, item) in list.iter().enumerate() {
+                translate(format!("input[{i}]"), item, &mut all)?;
+            }
+        }
         found => {
             let found = found.map_or("none", name_of);
             let message = format!("input: found {found}, expected a text or a list of messages");
             return Err(ApiError::field("input", message));
         }
     }
-    Ok(Value::Array(all))
+    Ok(all)
+}
+
+/// One item of this dialect as a message of the chat: calls belong to the assistant's message.
+fn translate(at: String, item: &Value, all: &mut Vec<Turn>) -> Result<(), ApiError> {
+    let text = |name: &str| {
+        item.get(name).and_then(Value::as_str).ok_or_else(|| {
+            ApiError::field(format!("{at}.{name}"), format!("{at}.{name}: expected a text"))
+        })
+    };
+    match item.get("type").and_then(Value::as_str) {
+        None | Some("message") => all.push(Turn { at, value: item.clone() }),
+        Some("function_call") => {
+            let call = json!({
+                "id": text("call_id")?, "type": "function",
+                "function": { "name": text("name")?, "arguments": text("arguments")? },
+            });
+            let last = all.last_mut().filter(|last| last.value["role"] == "assistant");
+            match last.and_then(|last| last.value.as_object_mut()) {
+                Some(message) => {
+                    let calls = message.entry("tool_calls").or_insert(json!([]));
+                    calls.as_array_mut().into_iter().for_each(|calls| calls.push(call.clone()));
+                }
+                None => {
+                    let value = json!({ "role": "assistant", "tool_calls": [call] });
+                    all.push(Turn { at, value });
+                }
+            }
+        }
+        Some("function_call_output") => {
+            let content = item.get("output").cloned().unwrap_or(Value::Null);
+            let id = text("call_id")?;
+            let value = json!({ "role": "tool", "tool_call_id": id, "content": content });
+            all.push(Turn { at, value });
+        }
+        Some(other) => {
+            let message = format!(
+                "{at}.type: found {other:?}, expected message, function_call or function_call_output"
+            );
+            return Err(ApiError::field(format!("{at}.type"), message).code("unsupported"));
+        }
+    }
+    Ok(())
 }
 
 struct Shape {
     number: String,
     model: String,
     created: u64,
+    repeated: Value,
     /// Numbers the pieces.
     sequence: u64,
+    /// Items that a stream has begun.
+    items: usize,
+    /// The text of the item under way.
+    text: Option<String>,
 }
 
 impl Shape {
-    fn item(&self, text: Option<&str>) -> Value {
-        let content = text.map(part).into_iter().collect::<Vec<_>>();
-        let status = if text.is_some() { "completed" } else { "in_progress" };
-        json!({
-            "id": format!("msg_{}", self.number), "type": "message", "role": "assistant",
-            "status": status, "content": content,
-        })
+    /// An item of the output, numbered; `done` says whether it is whole.
+    fn item(&self, number: usize, part: &Part, done: bool) -> Value {
+        let status = if done { "completed" } else { "in_progress" };
+        match part {
+            Part::Text(text) => {
+                let content: Vec<Value> = done.then(|| self::part(text)).into_iter().collect();
+                json!({
+                    "id": format!("msg_{}_{number}", self.number), "type": "message",
+                    "role": "assistant", "status": status, "content": content,
+                })
+            }
+            Part::Call(called) => json!({
+                "id": format!("fc_{}_{number}", self.number), "type": "function_call",
+                "call_id": format!("call_{}", called.id), "name": called.name, "status": status,
+                "arguments": if done { called.arguments.as_str() } else { "" },
+            }),
+        }
     }
 
     fn response(&self, status: &str, output: Value, usage: Value) -> Value {
-        json!({
+        let mut response = json!({
             "id": format!("resp_{}", self.number), "object": "response", "created_at": self.created,
             "model": self.model, "status": status, "output": output, "usage": usage,
             "error": null, "incomplete_details": null, "store": false,
-            "parallel_tool_calls": false, "tool_choice": "none", "tools": [],
-        })
+        });
+        for (key, value) in self.repeated.as_object().into_iter().flatten() {
+            response[key] = value.clone();
+        }
+        response
     }
 
     fn ended(&self, told: &Told, call: &Call) -> Value {
@@ -116,7 +223,9 @@ impl Shape {
         });
         let whole = matches!(told.finish, Some(Finish::Eos | Finish::Stop));
         let status = if whole { "completed" } else { "incomplete" };
-        let mut response = self.response(status, json!([self.item(Some(&told.text))]), usage);
+        let said = told.said();
+        let items = said.iter().enumerate().map(|(i, part)| self.item(i, part, true)).collect();
+        let mut response = self.response(status, items, usage);
         if !whole {
             response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
         }
@@ -131,9 +240,42 @@ impl Shape {
         piece
     }
 
+    /// Begins an item.
+    fn begin(&mut self, part: &Part) -> Value {
+        let item = self.item(self.items, part, false);
+        self.items += 1;
+        let at = self.items - 1;
+        self.piece("response.output_item.added", json!({ "output_index": at, "item": item }))
+    }
+
     /// Where a piece of text belongs.
     fn place(&self) -> Value {
-        json!({ "item_id": format!("msg_{}", self.number), "output_index": 0, "content_index": 0 })
+        let at = self.items.saturating_sub(1);
+        let id = format!("msg_{}_{at}", self.number);
+        json!({ "item_id": id, "output_index": at, "content_index": 0 })
+    }
+
+    fn begin_text(&mut self) -> Vec<Value> {
+        self.text = Some(String::new());
+        let added = self.begin(&Part::Text(String::new()));
+        let mut place = self.place();
+        place["part"] = part("");
+        vec![added, self.piece("response.content_part.added", place)]
+    }
+
+    fn end_text(&mut self) -> Vec<Value> {
+        let Some(said) = self.text.take() else { return Vec::new() };
+        let (mut text, mut whole) = (self.place(), self.place());
+        text["text"] = said.clone().into();
+        text["logprobs"] = json!([]);
+        whole["part"] = part(&said);
+        let at = self.items - 1;
+        let item = self.item(at, &Part::Text(said), true);
+        vec![
+            self.piece("response.output_text.done", text),
+            self.piece("response.content_part.done", whole),
+            self.piece("response.output_item.done", json!({ "output_index": at, "item": item })),
+        ]
     }
 }
 
@@ -142,43 +284,61 @@ fn part(text: &str) -> Value {
 }
 
 impl Dialect for Shape {
+    fn name(&self) -> &str {
+        &self.number
+    }
+
     fn whole(&self, told: &Told, call: &Call) -> Value {
         self.ended(told, call)
     }
 
     fn open(&mut self, _call: &Call) -> Vec<Value> {
         let response = self.response("in_progress", json!([]), Value::Null);
-        let item = json!({ "output_index": 0, "item": self.item(None) });
-        let mut place = self.place();
-        place["part"] = part("");
         vec![
             self.piece("response.created", json!({ "response": response.clone() })),
             self.piece("response.in_progress", json!({ "response": response })),
-            self.piece("response.output_item.added", item),
-            self.piece("response.content_part.added", place),
         ]
     }
 
-    fn text(&mut self, text: &str) -> Value {
-        let mut place = self.place();
-        place["delta"] = text.into();
-        place["logprobs"] = json!([]);
-        self.piece("response.output_text.delta", place)
+    fn part(&mut self, part: &Part) -> Vec<Value> {
+        match part {
+            Part::Text(text) => {
+                let mut pieces = match self.text {
+                    Some(_) => Vec::new(),
+                    None => self.begin_text(),
+                };
+                self.text.iter_mut().for_each(|all| all.push_str(text));
+                let mut place = self.place();
+                place["delta"] = text.as_str().into();
+                place["logprobs"] = json!([]);
+                pieces.push(self.piece("response.output_text.delta", place));
+                pieces
+            }
+            Part::Call(called) => {
+                let mut pieces = self.end_text();
+                pieces.push(self.begin(part));
+                let at = self.items - 1;
+                let item = self.item(at, part, true);
+                let place = || json!({ "item_id": item["id"], "output_index": at });
+                let (mut delta, mut done) = (place(), place());
+                delta["delta"] = called.arguments.as_str().into();
+                done["arguments"] = called.arguments.as_str().into();
+                let kind = "response.function_call_arguments";
+                pieces.push(self.piece(&format!("{kind}.delta"), delta));
+                pieces.push(self.piece(&format!("{kind}.done"), done));
+                let item = json!({ "output_index": at, "item": item });
+                pieces.push(self.piece("response.output_item.done", item));
+                pieces
+            }
+        }
     }
 
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value> {
-        let (mut text, mut whole) = (self.place(), self.place());
-        text["text"] = told.text.clone().into();
-        text["logprobs"] = json!([]);
-        whole["part"] = part(&told.text);
-        let item = json!({ "output_index": 0, "item": self.item(Some(&told.text)) });
+        let mut pieces = if self.items == 0 { self.begin_text() } else { Vec::new() };
+        pieces.extend(self.end_text());
         let response = self.ended(told, call);
         let kind = format!("response.{}", response["status"].as_str().unwrap_or("completed"));
-        vec![
-            self.piece("response.output_text.done", text),
-            self.piece("response.content_part.done", whole),
-            self.piece("response.output_item.done", item),
-            self.piece(&kind, json!({ "response": response })),
-        ]
+        pieces.push(self.piece(&kind, json!({ "response": response })));
+        pieces
     }
 }

@@ -3,7 +3,7 @@
 use crate::app::{App, UnderWay};
 use crate::error::ApiError;
 use crate::{
-    chat_completions, completions, embeddings, messages, openapi, other, replay, responses,
+    books, chat_completions, completions, embeddings, messages, openapi, other, replay, responses,
 };
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -36,7 +36,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/explain", post(answer_explain))
         .route("/tokenize", post(answer_tokenize))
         .route("/detokenize", post(answer_detokenize))
-        .route("/ledger", get(other::ledger))
+        .route("/ledger", get(books::ledger))
+        .route("/defaults", get(other::defaults))
         .layer(from_fn_with_state(Arc::clone(&app), check_key));
     Router::new()
         .merge(keyed)
@@ -44,7 +45,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", get(other::health))
         .route("/ready", get(other::ready))
         .route("/metrics", get(other::metrics))
-        .route("/openapi.json", get(async || axum::Json(openapi::document())))
+        .route("/openapi.json", get(document))
         .fallback(async |request: Request| {
             let (method, path) = (request.method(), request.uri().path());
             ApiError::new(StatusCode::NOT_FOUND, format!("{method} {path}: there is no such path"))
@@ -109,6 +110,10 @@ async fn answer_count_tokens(State(app): State<Arc<App>>, body: Received) -> Res
 /// The playground may run its own script and ask this server, nothing else.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+async fn document(State(app): State<Arc<App>>) -> axum::Json<serde_json::Value> {
+    axum::Json(openapi::document(&app.model.name))
+}
 
 async fn playground() -> Response {
     let headers = [(CONTENT_SECURITY_POLICY, POLICY)];

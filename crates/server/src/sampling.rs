@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field};
 use crate::grammar::Grammar;
+use crate::tools::Tools;
 use decoding::{Method, Preset, Rule, Rules, Settings};
 use engine::Request;
 use engine::serving::Asked;
@@ -81,6 +82,8 @@ pub struct Sampling {
     pub salt: String,
     /// What answers must follow.
     pub grammar: Option<Grammar>,
+    /// The field that it comes from.
+    pub grammar_field: &'static str,
 }
 
 impl Sampling {
@@ -119,7 +122,26 @@ impl Sampling {
             end,
             salt: fields.text("cache_salt").unwrap_or_default().to_owned(),
             grammar,
+            grammar_field: "structured_outputs",
         })
+    }
+
+    /// The same with what the tools ask of the answer.
+    ///
+    /// # Errors
+    /// A grammar beside it.
+    pub fn with_tools(self, app: &App, tools: &Tools) -> Result<Self, ApiError> {
+        match (tools.grammar(app)?, &self.grammar) {
+            (None, _) => Ok(self),
+            (Some(_), Some(_)) => Err(ApiError::field(
+                "tool_choice",
+                "tool_choice: an answer that must call a tool follows the tool's schema; leave \
+                 `response_format` and `structured_outputs` out",
+            )),
+            (Some(grammar), None) => {
+                Ok(Self { grammar: Some(grammar), grammar_field: "tools", ..self })
+            }
+        }
     }
 
     /// What is asked for a prompt.
@@ -133,7 +155,10 @@ impl Sampling {
         sequences: usize,
         max_tokens: usize,
     ) -> Result<Asked, ApiError> {
-        let constraints = app.constraints(self.grammar.as_ref(), sequences)?;
+        let grammar = self.grammar.as_ref();
+        let constraints = app
+            .constraints(grammar, sequences)
+            .map_err(|error| ApiError { param: Some(self.grammar_field.to_owned()), ..error })?;
         let request = self.request(prompt, sequences, max_tokens);
         Ok(Asked { salt: self.salt.clone(), constraints, ..Asked::plain(request) })
     }

@@ -1,6 +1,6 @@
 //! One answer to a conversation, in the two other dialects that clients speak: `POST /v1/messages`
-//! and `POST /v1/messages/count_tokens` (Anthropic's), `POST /v1/responses` (OpenAI's newer one, text
-//! only, nothing stored). Both are translated to the same conversation and back; see `messages.rs`
+//! and `POST /v1/messages/count_tokens` (Anthropic's), `POST /v1/responses` (OpenAI's newer one,
+//! nothing stored). Both are translated to the same conversation and back; see `messages.rs`
 //! and `responses.rs` for the shapes.
 
 use crate::answer::{Pieces, stream, whole};
@@ -8,24 +8,28 @@ use crate::app::{App, UnderWay};
 use crate::call::{Call, Update};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::prompt;
+use crate::prompt::{self, Turn};
+use crate::receipt;
 use crate::sampling::Sampling;
+use crate::tools::{Listener, Part, Tools};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use engine::Finish;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::task::block_in_place;
 
 /// A dialect: the shapes of an answer, whole and in pieces.
 pub trait Dialect: Send + 'static {
+    /// The answer's name, which the ids of its calls follow from.
+    fn name(&self) -> &str;
     /// The whole answer.
     fn whole(&self, told: &Told, call: &Call) -> Value;
-    /// The pieces that come before any text.
+    /// The pieces that come before anything is said.
     fn open(&mut self, call: &Call) -> Vec<Value>;
-    /// A piece of text.
-    fn text(&mut self, text: &str) -> Value;
+    /// The pieces of a part.
+    fn part(&mut self, part: &Part) -> Vec<Value>;
     /// The pieces that end a stream.
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value>;
 }
@@ -33,32 +37,55 @@ pub trait Dialect: Send + 'static {
 /// An answer so far.
 #[derive(Debug, Clone, Default)]
 pub struct Told {
-    /// Its text.
-    pub text: String,
+    /// What it said; one text at least.
+    pub parts: Vec<Part>,
     /// Why it ended.
     pub finish: Option<Finish>,
     /// The stop text that came.
     pub stop: Option<String>,
-    /// Fields without effect.
+    /// Fields without effect, and calls that did not hold.
     pub warnings: Vec<String>,
     stops: Vec<String>,
+    listener: Listener,
 }
 
 impl Told {
-    fn take(&mut self, update: Update) -> Option<String> {
-        match update {
+    fn take(&mut self, update: Update, name: &str) -> Vec<Part> {
+        let parts = match update {
             Update::Token(_, chosen) => {
-                self.text.push_str(&chosen.text);
                 self.finish = chosen.finish;
                 self.stop = chosen.stop.and_then(|at| self.stops.get(at).cloned());
-                Some(chosen.text)
+                self.listener.hear(&chosen, name)
             }
             Update::Ended(_, finish) => {
                 self.finish = Some(finish);
-                None
+                self.listener.end(name)
             }
-            Update::Prompt(..) | Update::Pooled(..) => None,
+            Update::Prompt(..) | Update::Pooled(..) => Vec::new(),
+        };
+        for part in &parts {
+            match (self.parts.last_mut(), part) {
+                (Some(Part::Text(last)), Part::Text(text)) => last.push_str(text),
+                _ => self.parts.push(part.clone()),
+            }
         }
+        self.warnings.extend(self.listener.take_warnings());
+        parts
+    }
+
+    /// What was said, with an empty text where it was nothing.
+    #[must_use]
+    pub fn said(&self) -> Vec<Part> {
+        match self.parts.is_empty() {
+            true => vec![Part::Text(String::new())],
+            false => self.parts.clone(),
+        }
+    }
+
+    /// Whether it ended with calls of tools.
+    #[must_use]
+    pub fn calls(&self) -> bool {
+        self.listener.has_called() && matches!(self.finish, Some(Finish::Eos | Finish::Stop))
     }
 }
 
@@ -68,8 +95,10 @@ pub struct Asked {
     pub arrived: (Instant, UnderWay),
     /// The fields.
     pub fields: Fields,
-    /// The conversation, as the chat interface has it.
-    pub messages: Value,
+    /// The conversation.
+    pub turns: Vec<Turn>,
+    /// What the answer may call.
+    pub tools: Tools,
     /// New tokens at most.
     pub max_tokens: usize,
     /// Texts that end the answer, beside the field `stop`.
@@ -85,33 +114,39 @@ pub async fn talk(
     mut asked: Asked,
     dialect: impl Dialect,
 ) -> Result<Response, ApiError> {
-    let mut sampling = Sampling::read(&app, &mut asked.fields)?;
+    let tools = &asked.tools;
+    let mut sampling = Sampling::read(&app, &mut asked.fields)?.with_tools(&app, tools)?;
     sampling.stops.extend(asked.stops);
     if sampling.stops.iter().any(String::is_empty) {
         return Err(ApiError::field("stop_sequences", "stop_sequences: found an empty text"));
     }
-    let ids = block_in_place(|| prompt::conversation(&app, Some(&asked.messages), true))?;
+    let ids = block_in_place(|| prompt::conversation(&app, &asked.turns, &tools.told(), true))?;
     let request = block_in_place(|| sampling.asked(&app, ids, 1, asked.max_tokens))?;
     let (arrived, under_way) = asked.arrived;
-    let mut call = Call::start(&app, under_way, arrived, vec![request])?;
+    let all = vec![request];
+    let receipt = asked.fields.flag("receipt").then(|| receipt::request(&app, &sampling, &all));
+    let mut call = Call::start(&app, under_way, arrived, all)?;
     let warnings = asked.fields.warnings.clone();
-    let mut told = Told { warnings, stops: sampling.stops, ..Told::default() };
+    let listener = tools.listener(&app);
+    let mut told = Told { warnings, stops: sampling.stops, listener, ..Told::default() };
     if asked.fields.flag("stream") {
-        return Ok(stream(call, Streamed { told, dialect }));
+        let first = told.warnings.clone();
+        return Ok(stream(call, Streamed { told, dialect, first, receipt }));
     }
     for update in whole(&mut call).await? {
-        let _ = told.take(update);
+        let _ = told.take(update, dialect.name());
     }
     let mut body = dialect.whole(&told, &call);
-    if !told.warnings.is_empty() {
-        body["warnings"] = json!(told.warnings);
-    }
+    receipt::finish(&mut body, receipt, &told.warnings, &call);
     Ok(Json(body).into_response())
 }
 
 struct Streamed<D> {
     told: Told,
     dialect: D,
+    /// Warnings that the first piece tells.
+    first: Vec<String>,
+    receipt: Option<Value>,
 }
 
 impl<D: Dialect> Pieces for Streamed<D> {
@@ -120,12 +155,17 @@ impl<D: Dialect> Pieces for Streamed<D> {
     }
 
     fn update(&mut self, update: Update) -> Vec<Value> {
-        let text = self.told.take(update).filter(|text| !text.is_empty());
-        text.map(|text| self.dialect.text(&text)).into_iter().collect()
+        let parts = self.told.take(update, self.dialect.name());
+        parts.iter().flat_map(|part| self.dialect.part(part)).collect()
     }
 
     fn close(&mut self, call: &Call) -> Vec<Value> {
-        self.dialect.close(&self.told, call)
+        let mut pieces = self.dialect.close(&self.told, call);
+        let late = &self.told.warnings[self.first.len()..];
+        if let Some(last) = pieces.last_mut() {
+            receipt::finish(last, self.receipt.take(), late, call);
+        }
+        pieces
     }
 
     fn event(&self, piece: &Value) -> Option<String> {
@@ -133,7 +173,7 @@ impl<D: Dialect> Pieces for Streamed<D> {
     }
 
     fn warnings(&self) -> &[String] {
-        &self.told.warnings
+        &self.first
     }
 
     fn last(&self) -> Option<&'static str> {

@@ -1,5 +1,6 @@
 //! What a training run is told: the recipe, the budget, where to look and how often.
 
+use crate::Precision;
 use models::ModelConfig;
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +93,9 @@ pub struct Recipe {
     pub checkpoint_every: u64,
     /// Stop after this many steps; 0 for the epochs.
     pub max_steps: u64,
+    /// In which numbers products are taken.
+    #[serde(skip_serializing_if = "is_f32")]
+    pub precision: Precision,
 }
 
 const USUAL_DECAY: f64 = 0.2;
@@ -112,6 +116,11 @@ usual! {
     is_usual_muon_rate = USUAL_MUON_RATE;
     is_usual_momentum = USUAL_MOMENTUM;
     is_usual_muon_decay = USUAL_MUON_DECAY;
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_f32(precision: &Precision) -> bool {
+    *precision == Precision::F32
 }
 
 impl Default for Recipe {
@@ -140,6 +149,7 @@ impl Default for Recipe {
             patience: 0,
             checkpoint_every: 0,
             max_steps: 0,
+            precision: Precision::F32,
         }
     }
 }
@@ -165,6 +175,26 @@ pub struct RecipeError {
     pub found: String,
     /// What it must be.
     pub expected: &'static str,
+}
+
+impl TrainConfig {
+    /// Whether the recipe makes a run of this model.
+    ///
+    /// # Errors
+    /// The first number that does not.
+    pub fn check_recipe(&self) -> Result<(), RecipeError> {
+        self.train.check()?;
+        let precision = self.train.precision;
+        let expected = match &self.model {
+            _ if precision == Precision::F32 => return Ok(()),
+            ModelConfig::Transformer(c) if c.lora.is_none() => return Ok(()),
+            ModelConfig::Transformer(_) => {
+                "it must be f32 with --lora: adapters learn in f32 beside weights as they are stored"
+            }
+            _ => "it must be f32: only transformers are trained in 16 bits",
+        };
+        Err(RecipeError { field: "precision", found: precision.name().to_owned(), expected })
+    }
 }
 
 impl Recipe {

@@ -9,6 +9,7 @@ mod documents;
 mod evaluate;
 mod muon;
 mod optimizer;
+mod precision;
 mod run;
 mod saved;
 mod trainer;
@@ -20,6 +21,7 @@ pub use documents::{DocumentList, Documents};
 pub use evaluate::{BINS, Bin, Evaluator, Scores, Tally, evaluate};
 pub use muon::Muon;
 pub use optimizer::{AdamW, Applied, learning_rate};
+pub use precision::{LossScale, Precision};
 pub use run::{
     CurvePoint, Error, Event, Outcome, RunOptions, Start, State, check, resumable, run, run_from,
     total_steps,

@@ -1,7 +1,7 @@
 //! AdamW with gradient clipping, and the learning rate of each step.
 
 use crate::config::{Recipe, Schedule};
-use kernels::{AdamStep, Team, adam, sum_of_squares};
+use kernels::{AdamStep, Team, adam, adam_mixed, sum_of_squares};
 use ledger::{Account, Plan};
 use std::sync::Arc;
 use tensor::{Layout, Parameters};
@@ -28,6 +28,8 @@ pub struct Applied {
     pub factor: f64,
     /// Whether it was clipped.
     pub clipped: bool,
+    /// Weights that moved while their 16 bits stayed, in mixed precision.
+    pub lost: Option<u64>,
 }
 
 impl AdamW {
@@ -77,13 +79,15 @@ impl AdamW {
     ) -> Applied {
         let gradient_norm = sum_of_squares(team, gradients.flat()).sqrt();
         if !gradient_norm.is_finite() {
-            return Applied { gradient_norm, factor: 0.0, clipped: false };
+            return Applied { gradient_norm, factor: 0.0, clipped: false, lost: None };
         }
         let factor =
             if recipe.clip > 0.0 { (recipe.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.steps += 1;
         let t = self.steps.min(1 << 30) as i32;
         let (layout, own) = (Arc::clone(weights.layout()), Arc::clone(self.first.layout()));
+        let (values, mut halves) = weights.values_and_halves_mut();
+        let mut lost = halves.as_ref().map(|_| 0);
         for (&place, own) in self.places.iter().zip(own.specs()) {
             let spec = &layout.specs()[place];
             let step = AdamStep {
@@ -96,17 +100,19 @@ impl AdamW {
                 correction2: (1.0 - recipe.beta2.powi(t)) as f32,
                 gradient_scale: factor as f32,
             };
+            let (range, own) = (spec.range.clone(), own.range.clone());
             let gradient = gradients.layout().specs()[place].range.clone();
-            adam(
-                team,
-                step,
-                &mut weights.flat_mut()[spec.range.clone()],
-                &gradients.flat()[gradient],
-                &mut self.first.flat_mut()[own.range.clone()],
-                &mut self.second.flat_mut()[own.range.clone()],
-            );
+            let (w, g) = (&mut values[range.clone()], &gradients.flat()[gradient]);
+            let m = &mut self.first.flat_mut()[own.clone()];
+            let v = &mut self.second.flat_mut()[own];
+            match (&mut halves, &mut lost) {
+                (Some((kind, bits)), Some(lost)) => {
+                    *lost += adam_mixed(team, step, (*kind, &mut bits[range]), w, g, m, v);
+                }
+                _ => adam(team, step, w, g, m, v),
+            }
         }
-        Applied { gradient_norm, factor, clipped: factor < 1.0 }
+        Applied { gradient_norm, factor, clipped: factor < 1.0, lost }
     }
 }
 

@@ -4,7 +4,8 @@ use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
 use crate::muon::{self, Muon};
 use crate::optimizer::AdamW;
-use kernels::Team;
+use crate::precision::LossScale;
+use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
@@ -24,6 +25,10 @@ pub struct Trainer {
     runner: Runner,
     batch: Batch,
     ids: Vec<u32>,
+    /// In half precision.
+    scale: Option<LossScale>,
+    /// The first tensor that was not finite.
+    broken: Option<String>,
 }
 
 /// What one step did.
@@ -41,6 +46,16 @@ pub struct StepReport {
     pub clipped: bool,
     /// Whether weights were changed: not without targets, nor by a gradient that is not finite.
     pub applied: bool,
+    /// Whether the gradient of a scaled loss overflowed: the scale was halved, nothing else changed.
+    pub overflowed: bool,
+    /// The factor of the loss in half precision.
+    pub loss_scale: Option<f32>,
+    /// The share of weights that moved while their 16 bits stayed, in mixed precision.
+    pub lost_share: Option<f64>,
+    /// The largest attention score, scaled as softmax sees it.
+    pub largest_score: Option<f32>,
+    /// The mean of log Σ e^logit over real targets, nats.
+    pub log_z: f64,
 }
 
 fn workload(shape: BatchShape, threads: usize) -> Workload {
@@ -70,7 +85,12 @@ impl Trainer {
         threads: usize,
     ) -> Result<Plan, models::Error> {
         let layout = Model::layout_of(&config.model)?;
-        let mut plan = Model::plan(&config.model)?;
+        let workload = workload(shape, threads);
+        let half = config.train.precision.half();
+        let mut plan = match half {
+            Some(kind) => layout.mixed_specs(Runner::mixed(&config.model, &workload, kind)?),
+            None => Model::plan(&config.model)?,
+        };
         let learning = layout.with_room_for(|spec| config.model.trains(&spec.name));
         plan.add(&learning.buffer_spec("gradients", Account::Gradients));
         let places = adams(&config.model, &config.train, &layout);
@@ -78,8 +98,7 @@ impl Trainer {
         if config.train.optimizer == OptimizerKind::Muon {
             plan.extend(Muon::plan(&config.model, &layout));
         }
-        let workload = workload(shape, threads);
-        plan.extend(Runner::plan_recomputing(&config.model, &workload, shape.recompute)?);
+        plan.extend(Runner::plan_training(&config.model, &workload, shape.recompute, half)?);
         Ok(plan)
     }
 
@@ -102,7 +121,7 @@ impl Trainer {
     /// # Errors
     /// When there is no gradient for it, or memory is not to be had.
     pub fn of(
-        model: Model,
+        mut model: Model,
         recipe: &Recipe,
         shape: BatchShape,
         team: &Arc<Team>,
@@ -117,7 +136,13 @@ impl Trainer {
             OptimizerKind::Muon => Some(Muon::new(config, &layout)?),
         };
         let workload = workload(shape, team.threads());
+        let half = recipe.precision.half();
+        if let Some(kind) = half {
+            let mixed = Runner::mixed(model.config(), &workload, kind)?;
+            model.weights_mut().keep_halves(team, mixed)?;
+        }
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
+        let scaled = half == Some(HalfKind::F16);
         Ok(Trainer {
             model,
             optimizer,
@@ -127,6 +152,8 @@ impl Trainer {
             runner,
             batch: Batch::default(),
             ids: Vec::new(),
+            scale: scaled.then(LossScale::default),
+            broken: None,
         })
     }
 
@@ -173,12 +200,15 @@ impl Trainer {
             return report;
         }
         let team = Arc::clone(self.runner.team());
-        let scale = (1.0 / targets as f64) as f32;
+        let factor = self.scale.map_or(1.0, |scale| scale.factor);
+        report.loss_scale = self.scale.map(|scale| scale.factor);
+        let scale = (f64::from(factor) / targets as f64) as f32;
         let dropout = (self.recipe.dropout > 0.0).then_some(Dropout {
             rate: self.recipe.dropout,
             stream: kernels::stream_key(self.recipe.seed, 0x6472_6f70, epoch),
         });
         self.gradients.clear(&team);
+        self.runner.largest_score();
         for part in indices.chunks(self.recipe.micro_batch) {
             let started = Instant::now();
             self.batch.clear();
@@ -189,22 +219,68 @@ impl Trainer {
             let losses =
                 self.runner.train(&self.model, &self.batch, scale, dropout, &mut self.gradients);
             report.loss_sum += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
+            let rows = self.batch.rows();
+            let log_z = self.runner.log_z(rows).iter().map(|&z| f64::from(z)).sum::<f64>();
+            report.log_z += log_z / targets as f64;
+            if !report.loss_sum.is_finite() {
+                self.broken = self.runner.first_not_finite(&self.model, rows);
+                report.gradient_norm = f64::NAN;
+                return report;
+            }
         }
-        if !report.loss_sum.is_finite() {
-            report.gradient_norm = f64::NAN;
-            return report;
+        report.largest_score = self.runner.largest_score();
+        if factor != 1.0 {
+            kernels::scale(&team, self.gradients.flat_mut(), 1.0 / factor);
         }
         let weights = self.model.weights_mut();
         let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
+        let mut lost = applied.lost;
         if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
-            let share = rate / self.recipe.learning_rate;
-            muon.step(&team, &self.recipe, (share, applied.factor), weights, &self.gradients);
+            let scales = (rate / self.recipe.learning_rate, applied.factor);
+            let more = muon.step(&team, &self.recipe, scales, weights, &self.gradients);
+            lost = lost.map(|lost| lost + more);
         }
         self.runner.weights_changed();
         report.gradient_norm = applied.gradient_norm;
         report.clipped = applied.clipped;
         report.applied = applied.gradient_norm.is_finite();
+        let count = self.model.layout().count();
+        report.lost_share = lost.map(|lost| lost as f64 / count as f64);
+        self.rescale(&mut report);
         report
+    }
+
+    /// Adapts the scale of the loss to how its gradient came out, and remembers what broke.
+    fn rescale(&mut self, report: &mut StepReport) {
+        match &mut self.scale {
+            Some(scale) if report.applied => scale.keep(),
+            Some(scale) => report.overflowed = scale.fall(),
+            None => {}
+        }
+        if !report.applied && !report.overflowed {
+            // The last parameter's gradient is the first that the backward pass computes.
+            let (specs, flat) = (self.gradients.layout().specs(), self.gradients.flat());
+            let bad =
+                |range: &std::ops::Range<usize>| flat[range.clone()].iter().any(|x| !x.is_finite());
+            let spec = specs.iter().rev().find(|spec| bad(&spec.range));
+            self.broken = spec.map(|spec| format!("gradient of {}", spec.name));
+        }
+    }
+
+    /// The first tensor that was not finite, in the order of computation; after a step that was not
+    /// applied.
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// The factor of the loss in half precision.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.scale
+    }
+
+    /// Goes on with a factor of the loss that was kept.
+    pub fn set_loss_scale(&mut self, scale: Option<LossScale>) {
+        self.scale = self.scale.and(scale).or(self.scale);
     }
 
     /// The model and its runner, for evaluation between steps.
@@ -214,11 +290,13 @@ impl Trainer {
 
     /// Must be called after weights were replaced from outside.
     pub fn weights_changed(&mut self) {
+        self.model.weights_mut().round_halves(self.runner.team());
         self.runner.weights_changed();
     }
 
     /// The model alone: all else is given back.
-    pub fn into_model(self) -> Model {
+    pub fn into_model(mut self) -> Model {
+        self.model.weights_mut().drop_halves();
         self.model
     }
 

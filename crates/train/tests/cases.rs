@@ -306,7 +306,7 @@ fn cached_steps_equal_one_pass() {
         let mut right = vec![0.0; ids.len() * VOCAB];
         runner.logits(&model, &whole, &mut [][..], &rows, &mut right);
         for pieces in [vec![1; 80], vec![37, 1, 1, 41]] {
-            let mut caches = vec![Cache::new(&model, 90).unwrap()];
+            let mut caches = vec![Cache::new(&model, 90, 90).unwrap()];
             let (mut past, mut got) = (0, Vec::new());
             for n in pieces {
                 let mut batch = Batch::default();

@@ -14,12 +14,14 @@ pub use search::Search;
 
 use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs, FromLogitsError, Given};
 use crate::cmd::model::{AnySource, Opened, engine_error, text_of};
-use crate::cmd::{AdapterArgs, KvArgs, json};
+use crate::cmd::{AdapterArgs, KvArgs, draft, json};
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
 use decoding::Rules;
-use engine::{Event, Generator, Prompt, Request, Room, Sequence, Source, Truncate};
+use engine::{
+    Event, Generator, GuessedSource, Guesses, Prompt, Request, Room, Sequence, Source, Truncate,
+};
 use record::Record;
 use search::SearchArgs;
 use std::io::{IsTerminal, Write};
@@ -107,6 +109,16 @@ pub struct GenerateArgs {
     /// How keys and values are kept
     #[command(flatten)]
     pub kv: KvArgs,
+    /// A smaller model with the same vocabulary that guesses ahead; it changes no token, and saves
+    /// passes of the model where the two agree
+    #[arg(long, value_name = "MODEL", conflicts_with_all = [
+        "search", "n", "teacher", "compare_presets", "from_logits",
+    ])]
+    pub draft: Option<PathBuf>,
+    /// Tokens guessed at a time, at most [default: 5]
+    #[arg(long, value_name = "N", requires = "draft",
+          value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub draft_tokens: Option<u8>,
     /// What is merged into the weights
     #[command(flatten)]
     pub adapter: AdapterArgs,
@@ -241,8 +253,33 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
         end: end_tokens(args, opened),
         stops: args.stop.clone(),
     };
+    if let Some(path) = &args.draft {
+        return with_draft(args, opened, source, &request, (path, &text));
+    }
     let mut generator = Generator::new(source, &opened.tokenizer);
     show(args, &mut generator, &request, opened, &text)
+}
+
+/// The same with a second model that guesses.
+fn with_draft(
+    args: &GenerateArgs,
+    opened: &Opened,
+    source: AnySource<'_>,
+    request: &Request,
+    (path, text): (&Path, &str),
+) -> Result<(), CliError> {
+    let draft = draft::open(path, args.kv.kind(), opened)?;
+    let most = args.draft_tokens.unwrap_or(draft::USUAL_DRAFTS);
+    let guesses = draft.source(args.threads)?;
+    let source = GuessedSource::new(source, guesses, request, usize::from(most));
+    let mut generator = Generator::new(source, &opened.tokenizer);
+    show(args, &mut generator, request, opened, text)?;
+    let Guesses { drafted, accepted, passes } = generator.source().guesses();
+    let share = 100.0 * accepted as f64 / drafted.max(1) as f64;
+    term::note(&format!(
+        "[draft: {accepted} of {drafted} guesses held ({share:.0} %); {passes} passes of the model]"
+    ));
+    Ok(())
 }
 
 /// New tokens that a cut prompt is to leave room for.

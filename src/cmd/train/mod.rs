@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
-    BatchShape, OptimizerKind, Outcome, Recipe, RunOptions, Schedule, Sequences, Start,
+    BatchShape, OptimizerKind, Outcome, Precision, Recipe, RunOptions, Schedule, Sequences, Start,
     TrainConfig, Trainer, order_bytes,
 };
 use watch::{Screen, Watch};
@@ -213,6 +213,17 @@ pub struct RecipeArgs {
     /// Stop after this many steps, 0 for the epochs [default: 0]
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u64>,
+    /// In which numbers products are taken: f32, bf16 or f16. In 16 bits weights are kept in 16 bits
+    /// and as FP32 master weights; sums, gradients, moments, norms and loss stay FP32; f32 alone with
+    /// --lora [default: f32]
+    #[arg(long, value_name = "WORD", value_parser = precision)]
+    pub precision: Option<Precision>,
+}
+
+/// Reads `f32`, `bf16` or `f16`.
+pub fn precision(word: &str) -> Result<Precision, String> {
+    let found = Precision::ALL.into_iter().find(|p| p.name() == word);
+    found.ok_or_else(|| "choose f32, bf16 or f16".to_owned())
 }
 
 fn schedule(word: &str) -> Result<Schedule, String> {
@@ -251,7 +262,8 @@ impl RecipeArgs {
             eval_every,
             patience,
             checkpoint_every,
-            max_steps
+            max_steps,
+            precision
         );
     }
 }
@@ -301,7 +313,7 @@ fn config_of(args: &TrainArgs, init: &Init) -> Result<TrainConfig, CliError> {
         config.train.learning_rate = 2e-4;
     }
     args.recipe.apply(&mut config.train);
-    config.train.check().map_err(CliError::input)?;
+    config.check_recipe().map_err(CliError::input)?;
     config.model.check_trainable().map_err(CliError::input)?;
     Ok(config)
 }
@@ -340,7 +352,7 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
         )));
     }
     args.recipe.apply(&mut config.train);
-    config.train.check().map_err(CliError::input)?;
+    config.check_recipe().map_err(CliError::input)?;
     config.model.check().map_err(CliError::input)?;
     Ok(config)
 }
@@ -645,6 +657,8 @@ fn descend(
         "skipped_steps": state.skipped,
         "synthetic": synthetic,
         "recompute": recompute.name(),
+        "precision": config.train.precision.name(),
+        "overflowed_steps": state.overflowed,
         "huggingface": exported,
         "threads": team.threads(),
         "isa": kernels::Isa::current().name(),

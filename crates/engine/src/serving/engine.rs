@@ -1,5 +1,6 @@
 //! From requests to tokens: scheduler, executor and the rules of each request, a step at a time.
 
+use super::draft::{Draft, Wanted};
 use super::executor::{Executor, Piece, Rows};
 use super::lookup::lookup;
 use super::pool::PageKey;
@@ -105,6 +106,13 @@ pub enum Event {
     Waited(Waited),
     /// It was sent back to wait.
     Preempted,
+    /// Tokens were guessed ahead for it, and so many of them came.
+    Guessed {
+        /// Tokens guessed that ran.
+        drafted: usize,
+        /// Those that came.
+        accepted: usize,
+    },
     /// Its prompt is scored.
     Prompt(Vec<PromptToken>),
     /// The mean over its tokens of what the output projection reads (C), where asked for.
@@ -182,6 +190,8 @@ struct Live {
     constraint: Option<Box<dyn Constraint>>,
     /// Sums over the tokens so far, where a mean is wanted.
     pool: Option<Pool>,
+    /// Tokens to guess next time: more while guesses hold.
+    ahead: usize,
 }
 
 /// A mean to be.
@@ -204,6 +214,10 @@ pub struct Engine {
     logits: Buffer<f32>,
     scratch: Scratch,
     events: VecDeque<(RequestId, Event)>,
+    /// A model that guesses; without it guesses are looked up in the text.
+    draft: Option<Draft>,
+    /// Sequences that grew in this step.
+    grown: Vec<SequenceId>,
 }
 
 fn logits_spec(vocab: usize, limits: &Limits) -> Spec {
@@ -240,7 +254,15 @@ impl Engine {
             next_sequence: 0,
             scratch: Scratch::new(),
             events: VecDeque::new(),
+            draft: None,
+            grown: Vec::new(),
         })
+    }
+
+    /// The same with a model that guesses ahead. It changes no answer.
+    #[must_use]
+    pub fn with_draft(self, draft: Draft) -> Self {
+        Self { draft: Some(draft), ..self }
     }
 
     /// Tokens that a sequence can have read: what the model sees, or the pool holds.
@@ -338,7 +360,9 @@ impl Engine {
             let prompt = Vec::new();
             let pool = asked.pool.then(|| Pool { sums: vec![0.0; width], tokens: 0 });
             let started = false;
-            let live = Live { request: id, index, progress, prompt, started, constraint, pool };
+            let ahead = self.scheduler.limits().drafts.min(4);
+            let live =
+                Live { request: id, index, progress, prompt, started, constraint, pool, ahead };
             self.live.insert(sequence, live);
             sequences.push(sequence);
         }
@@ -354,9 +378,14 @@ impl Engine {
             for sequence in sequences {
                 self.live.remove(&sequence);
                 self.scheduler.remove(sequence);
-                self.executor.forget(sequence);
+                self.forget(sequence);
             }
         }
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.executor.forget(id);
+        self.draft.iter_mut().for_each(|draft| draft.forget(id));
     }
 
     /// Runs one step and tells what came of it.
@@ -381,7 +410,7 @@ impl Engine {
     }
 
     fn sent_back(&mut self, id: SequenceId) {
-        self.executor.forget(id);
+        self.forget(id);
         if let Some(live) = self.live.get(&id) {
             self.events.push_back((live.request, Event::Preempted));
         }
@@ -430,7 +459,7 @@ impl Engine {
         let guessed: Vec<Option<Vec<u32>>> = work
             .iter()
             .map(|work| {
-                let (tokens, _) = scheduler.sequence(work.id).filter(|_| work.drafts > 0)?;
+                let tokens = scheduler.sequence(work.id).filter(|_| work.drafts > 0)?;
                 Some([tokens, &scheduler.drafts(work.id)[..work.drafts]].concat())
             })
             .collect();
@@ -457,7 +486,7 @@ impl Engine {
             faulty.extend(step.work.first().map(|w| w.id).zip(error.take()));
         }
         self.scheduler.undo(step);
-        step.work.iter().for_each(|work| self.executor.forget(work.id));
+        step.work.iter().for_each(|work| self.forget(work.id));
         if faulty.is_empty() {
             // None is at fault alone: the step as a whole cannot be run.
             let what = error.map_or_else(String::new, |error| error.to_string());
@@ -517,6 +546,7 @@ impl Engine {
                 self.fail(work.id, error);
             }
         }
+        self.guess();
     }
 
     /// What the logits of a sequence come to.
@@ -563,37 +593,94 @@ impl Engine {
         if events.iter().any(|event| matches!(event, Event::Prompt(_))) {
             self.scheduler.scored(work.id);
         }
+        let events_told = events.len();
         self.events.extend(events.into_iter().map(|event| (request, event)));
         chosen.iter().for_each(|&token| self.scheduler.push(work.id, token));
-        (0..held.min(chosen.len().saturating_sub(1))).for_each(|_| self.scheduler.accept(work.id));
+        let accepted = held.min(chosen.len().saturating_sub(1));
+        (0..accepted).for_each(|place| self.scheduler.accept(work.id, place));
+        if work.drafts > 0 {
+            // More while guesses hold, fewer when they do not.
+            live.ahead = match held == work.drafts {
+                true => live.ahead + 2,
+                false => live.ahead.saturating_sub(1).max(1),
+            };
+            let told = Event::Guessed { drafted: work.drafts, accepted };
+            // Before the tokens: the last of them may end the request.
+            let at = self.events.len() - events_told;
+            self.events.insert(at, (request, told));
+        }
         if done && work.last {
             self.end(work.id, request);
         } else if !chosen.is_empty() {
-            self.guess(work.id);
+            self.grown.push(work.id);
         }
         Ok(())
     }
 
-    /// Guesses what follows a sequence that has just grown.
-    fn guess(&mut self, id: SequenceId) {
+    /// Guesses what follows the sequences that have just grown.
+    fn guess(&mut self) {
+        let grown = std::mem::take(&mut self.grown);
         let most = self.scheduler.limits().drafts;
         if most == 0 {
             return;
         }
-        let Some(live) = self.live.get(&id) else { return };
-        let Some((asked, _)) = self.requests.get(&live.request) else { return };
-        // Nothing is guessed beyond what the answer can have, or the model can see.
-        let Some((tokens, _)) = self.scheduler.sequence(id) else { return };
-        let left = asked.request.max_tokens.saturating_sub(live.progress.ids().len() + 1);
-        let room = self.limit.saturating_sub(tokens.len());
-        let drafts = lookup(tokens, most.min(left).min(room));
-        self.scheduler.guess(id, drafts);
+        let mut wanted = Vec::new();
+        for id in grown {
+            let Some(live) = self.live.get(&id) else { continue };
+            let Some((asked, _)) = self.requests.get(&live.request) else { continue };
+            let Some(tokens) = self.scheduler.sequence(id) else { continue };
+            // Nothing is guessed beyond what the answer can have, or the model can see.
+            let left = asked.request.max_tokens.saturating_sub(live.progress.ids().len() + 1);
+            let room = self.limit.saturating_sub(tokens.len());
+            let most = most.min(left).min(room);
+            let drafts = match &self.draft {
+                None => lookup(tokens, most),
+                Some(_) => {
+                    wanted.push(Wanted::new(id, most.min(live.ahead)));
+                    Vec::new()
+                }
+            };
+            // The last guess is spent.
+            self.scheduler.guess(id, drafts);
+        }
+        wanted.retain(|one| one.most > 0);
+        if !wanted.is_empty() {
+            self.draft(wanted);
+        }
+    }
+
+    /// Lets the draft model guess, by each request's own rules and chance: then a guess holds as
+    /// often as the two models agree.
+    fn draft(&mut self, mut wanted: Vec<Wanted>) {
+        let Self { draft, scheduler, live, requests, scratch, executor, .. } = self;
+        let Some(draft) = draft else { return };
+        let (live, requests, vocab) = (&*live, &*requests, executor.vocab_size());
+        let mut choose = |id: SequenceId, drafts: &[u32], row: &[f32]| {
+            let live = live.get(&id)?;
+            let (asked, _) = requests.get(&live.request)?;
+            let ids = [live.progress.ids(), drafts].concat();
+            let history = History::new(&asked.request.prompt, &ids);
+            let rng = Counter { seed: asked.request.seed, stream: live.progress.index() };
+            let step = ids.len() as u64;
+            let choice =
+                decoding::decide(&asked.request.rules, row, &history, rng, step, scratch).ok()?;
+            let ends = asked.request.end.contains(&choice.id);
+            Some((choice.id, ends))
+        };
+        // Guesses may fail without harm: nothing is then guessed.
+        if guarded(|| draft.guess(scheduler, &mut wanted, vocab, &mut choose)).is_err() {
+            wanted.iter().for_each(|one| draft.forget(one.id));
+            return;
+        }
+        for one in wanted {
+            scheduler.guess(one.id, one.drafts);
+        }
     }
 
     fn end(&mut self, id: SequenceId, request: RequestId) {
         self.live.remove(&id);
         self.scheduler.remove(id);
-        self.executor.forget(id);
+        self.forget(id);
         if let Some((_, sequences)) = self.requests.get_mut(&request) {
             sequences.retain(|&other| other != id);
             if sequences.is_empty() {
@@ -687,7 +774,8 @@ fn piece<'a>(
     work: &Work,
     guessed: Option<&'a [u32]>,
 ) -> Option<Piece<'a>> {
-    let (tokens, pages) = scheduler.sequence(work.id)?;
+    let tokens = scheduler.sequence(work.id)?;
+    let (pages, near) = scheduler.pages(work.id)?;
     let end = work.from + work.tokens;
     let rows = match (work.every, work.last) {
         (true, _) => Rows::Every,
@@ -695,7 +783,7 @@ fn piece<'a>(
         (false, false) => Rows::None,
     };
     let known = &guessed.unwrap_or(tokens)[..end];
-    Some(Piece { id: work.id, known, from: work.from, pages, rows })
+    Some(Piece { id: work.id, known, from: work.from, pages, near, rows })
 }
 
 /// The best tokens of the model's own distribution.

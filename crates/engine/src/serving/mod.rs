@@ -5,6 +5,7 @@
 //! [`Executor`] runs a step on a model. [`Engine`] joins them with the rules of each request, and
 //! [`spawn`] puts it on a thread of its own behind channels. Not here: HTTP, text of prompts, async.
 
+mod draft;
 mod engine;
 mod executor;
 mod lookup;
@@ -12,10 +13,13 @@ mod pool;
 mod scheduler;
 mod worker;
 
+pub use draft::Draft;
 pub use engine::{
     Asked, Chosen, Constraint, Engine, Event, PromptToken, RequestId, StepReport, Waited,
 };
 pub use executor::{CountExecutor, Executor, NetworkExecutor, Piece, Rows};
 pub use pool::{PageId, PageKey, PagePool, PoolFault};
-pub use scheduler::{Limits, Misfit, Scheduler, SequenceId, State, Step, Totals, Work};
+pub use scheduler::{
+    Limits, MOST_DRAFTS, Misfit, Scheduler, SequenceId, State, Step, Totals, Work,
+};
 pub use worker::{Handle, Queue, Refusal, Stamped, Ticket, spawn};

@@ -158,6 +158,12 @@ impl PagePool {
         self.by_key.get(key).copied()
     }
 
+    /// What a page is known to contain.
+    #[must_use]
+    pub fn key(&self, page: PageId) -> Option<PageKey> {
+        self.pages[page as usize].key
+    }
+
     /// Whether taking hold of a page would leave one free page fewer.
     #[must_use]
     pub fn is_free(&self, page: PageId) -> bool {

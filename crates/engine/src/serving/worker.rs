@@ -273,6 +273,7 @@ impl Worker {
         let started = Instant::now();
         let (report, events) = self.engine.step();
         let ended = Instant::now();
+        debug_assert!(self.engine.scheduler().check().is_ok(), "every page is owned as counted");
         let took = ended - started;
         let rows = report.decode_rows + report.prefill_rows;
         if rows > 0 {

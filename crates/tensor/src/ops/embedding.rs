@@ -1,7 +1,7 @@
 //! Rows looked up in a table by id: tokens, and learned positions.
 
 use crate::{Initial, Layout, ParamId, Parameters};
-use kernels::{Init, Team, embedding_backward, embedding_forward};
+use kernels::{Init, Team, embedding_backward, embedding_forward, half_embedding};
 
 /// A table of `entries` rows of `width` values.
 #[derive(Clone, Debug)]
@@ -39,6 +39,9 @@ impl Embedding {
     ) {
         if weights.layout().is_packed(self.table) {
             return self.packed_rows(weights, ids, init, out);
+        }
+        if let (Some(kind), Some(bits)) = (weights.halves_kind(), weights.half(self.table)) {
+            return half_embedding(team, (kind, bits), ids, self.width, init, out);
         }
         embedding_forward(team, weights.get(self.table), ids, self.width, init, out);
     }

@@ -3,7 +3,7 @@
 use super::adapter::{Adapter, frozen_input_gradient};
 use crate::{Initial, Layout, Panels, ParamId, Parameters};
 use kernels::{
-    Digits, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
+    Factor, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
     quant_matmul, quantise_rows,
 };
 use std::cell::RefCell;
@@ -89,6 +89,9 @@ impl Linear {
 
     /// Packs W from `weights` into its place in `packed`.
     pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
+        if weights.halves_kind().is_some() {
+            return;
+        }
         let adapters = self.adapters.iter().flat_map(Adapter::linears);
         adapters.for_each(|linear| linear.pack(team, weights, packed));
         if weights.layout().is_packed(self.weight) {
@@ -121,7 +124,7 @@ impl Linear {
             packed_product(team, weights, self.weight, bias, packed, x, y, y_stride, y_from);
         } else {
             let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
-            self.product(team, packed, x, init, (&mut *y, y_stride, y_from));
+            self.product(team, weights, packed, x, init, (&mut *y, y_stride, y_from));
         }
         for adapter in &self.adapters {
             adapter.forward(team, weights, packed, x, (&mut *y, y_stride, y_from));
@@ -132,24 +135,28 @@ impl Linear {
     pub(crate) fn add(
         &self,
         team: &Team,
+        weights: &Parameters,
         packed: &Packed,
         x: &[f32],
-        y: &mut [f32],
-        y_stride: usize,
-        y_from: usize,
+        y: (&mut [f32], usize, usize),
     ) {
-        self.product(team, packed, x, Init::Keep, (y, y_stride, y_from));
+        self.product(team, weights, packed, x, Init::Keep, y);
     }
 
     fn product(
         &self,
         team: &Team,
+        weights: &Parameters,
         packed: &Packed,
         x: &[f32],
         init: Init,
         (y, y_stride, y_from): (&mut [f32], usize, usize),
     ) {
         let rows = x.len() / self.inputs;
+        if let Some(w) = self.halves(weights) {
+            let factors = (Mat::new(x, rows, self.inputs).into(), w.transposed());
+            return weights.product(team, factors, init, y, (y_stride, y_from));
+        }
         let w = self.packed(packed.matrices);
         let b = Mat { row_stride: 0, ..Mat::new(w, self.inputs, self.outputs) };
         matmul(team, Mat::new(x, rows, self.inputs), b, init, y, y_stride, y_from);
@@ -205,12 +212,22 @@ impl Linear {
         let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
         if rows > 0 && !d_weight.is_empty() {
             let x = Mat::new(x, rows, self.inputs);
-            matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
+            if weights.halves_kind().is_some() {
+                let factors = (d.transposed().into(), x.into());
+                weights.product(team, factors, Init::Keep, d_weight, (self.inputs, 0));
+            } else {
+                matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
+            }
             column_sums(team, d_y, rows, d_y_stride, d_y_from, d_bias);
         }
         if let Some(wanted) = d_x {
             self.plain_input_gradient(team, weights, (d_y, d_y_stride, d_y_from), wanted);
         }
+    }
+
+    /// W in 16 bits, in mixed precision.
+    fn halves<'a>(&self, weights: &'a Parameters) -> Option<Factor<'a>> {
+        weights.half(self.weight).map(|bits| Factor::halves(bits, self.outputs, self.inputs))
     }
 
     /// d_x = d_y·W alone, d_y without gaps.
@@ -233,7 +250,7 @@ impl Linear {
         }
     }
 
-    /// d_x = (init) + d_y·W for a matrix of values.
+    /// d_x = (init) + d_y·W for a matrix of values, or of their 16 bits.
     pub(crate) fn plain_input_gradient(
         &self,
         team: &Team,
@@ -243,6 +260,9 @@ impl Linear {
     ) {
         let rows = d_x.len() / self.inputs;
         let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
+        if let Some(w) = self.halves(weights) {
+            return weights.product(team, (d.into(), w), init, d_x, (self.inputs, 0));
+        }
         let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
         matmul(team, d, w, init, d_x, self.inputs, 0);
     }
@@ -273,7 +293,7 @@ pub fn packed_product(
         return;
     }
     let mut workspace = packed.rounded.borrow_mut();
-    let x = quantise_rows(team, x, inputs, Digits::Two, &mut workspace);
+    let x = quantise_rows(team, x, inputs, &mut workspace);
     for (rows, panels) in parts() {
         if let Panels::Quant(matrix) = panels {
             quant_matmul(team, &x, &matrix, of(&rows), y, y_stride, y_from + rows.start);
