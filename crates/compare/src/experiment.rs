@@ -155,6 +155,35 @@ impl Experiment {
         }
     }
 
+    /// The row `tuned`: a transformer within the parameters of the small one, with what the validation
+    /// side chose of architecture and recipe (docs/tuning.md).
+    pub fn tuned() -> Arm {
+        let text = |word: &str| toml::Value::String(word.to_owned());
+        let model = [
+            ("hidden_size", 96.into()),
+            ("num_attention_heads", 4.into()),
+            ("intermediate_size", 384.into()),
+            ("norm", text("rms")),
+            ("positions", text("rotary")),
+            ("mlp", text("relu2")),
+            ("bias", false.into()),
+            ("tie_word_embeddings", true.into()),
+            ("qk_norm", true.into()),
+        ];
+        let train: [(&str, toml::Value); 5] = [
+            ("optimizer", text("muon")),
+            ("learning_rate", 0.01.into()),
+            ("muon_learning_rate", 0.02.into()),
+            ("final_share", 0.0.into()),
+            ("dropout", 0.1.into()),
+        ];
+        let table = |entries: &[(&str, toml::Value)]| -> toml::Table {
+            entries.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
+        };
+        let (model, train) = (table(&model), table(&train));
+        Arm { name: "tuned".to_owned(), kind: ArmKind::Transformer, model, train }
+    }
+
     /// Reads an experiment; `origin` is the file's name for messages.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint holds weights, moments and the run's state, all of one step; `state.json` carries
 //! the hashes of the others. The newest whole one is resumed from; a damaged one is reported and
-//! passed over; stray temporaries are ignored. The two newest are kept.
+//! passed over; stray temporaries are ignored. The newest are kept, two where nothing else is said.
 
 use crate::run::State;
 use crate::saved::{read_learnt, write_learnt, write_parameters};
@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use tensor::Parameters;
 
 const FOLDER: &str = "checkpoints";
-const KEPT: usize = 2;
+/// Checkpoints that are kept where nothing is said.
+pub(crate) const KEPT: usize = 2;
 
 /// Why a checkpoint cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -76,11 +77,11 @@ pub(crate) fn sha256_of_text(text: &str) -> String {
     Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Writes the checkpoint of `state.step` below a run folder and drops all but the newest two.
+/// Writes the checkpoint of `state.step` below a run folder and drops all but the newest `keep`.
 ///
 /// # Errors
 /// As the system says; older checkpoints are then untouched.
-pub(crate) fn save(run: &Path, trainer: &Trainer, state: &State) -> Result<(), Error> {
+pub(crate) fn save(run: &Path, trainer: &Trainer, state: &State, keep: usize) -> Result<(), Error> {
     let folder = run.join(FOLDER);
     fs::create_dir_all(&folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
     let path = folder.join(format!("step-{:09}", state.step));
@@ -106,7 +107,7 @@ pub(crate) fn save(run: &Path, trainer: &Trainer, state: &State) -> Result<(), E
         Ok(())
     })?;
     let mut all = list(&folder);
-    all.truncate(all.len().saturating_sub(KEPT));
+    all.truncate(all.len().saturating_sub(keep));
     for old in all {
         fs::remove_dir_all(&old).map_err(|source| Error::Io { path: old.clone(), source })?;
     }

@@ -13,6 +13,7 @@ use models::{Model, Recompute};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -96,6 +97,9 @@ pub struct State {
     pub tokens: u64,
     /// Wall time of steps so far, seconds.
     pub seconds: f64,
+    /// What of it went into reading batches.
+    #[serde(default)]
+    pub data_seconds: f64,
     /// Sum of training losses since the last point of the curve.
     pub loss_sum: f64,
     /// Targets since then.
@@ -170,6 +174,13 @@ pub enum Event<'a> {
         /// Whether it is the best so far.
         best: bool,
     },
+    /// A sample is due.
+    Sample {
+        /// Steps done.
+        step: u64,
+        /// The model as it is.
+        model: &'a Model,
+    },
     /// A damaged checkpoint was passed over.
     PassedOver(&'a checkpoint::Error),
     /// The run goes on from here.
@@ -200,6 +211,10 @@ pub struct Start {
     pub model: Option<Model>,
     /// What the backward pass computes again; it changes no bit.
     pub recompute: Recompute,
+    /// Steps between samples; none where absent.
+    pub sample_every: Option<NonZeroU64>,
+    /// Checkpoints that are kept; the newest two where absent.
+    pub keep: Option<NonZeroUsize>,
 }
 
 /// Runs training to its end, to a signal, or to an error; a checkpoint is whole at every moment.
@@ -222,6 +237,7 @@ pub fn run_from(
     let RunOptions { config, train, valid, dir, team, .. } = *options;
     let recipe = &config.train;
     check(config, train, valid)?;
+    let keep = start.keep.map_or(checkpoint::KEPT, NonZeroUsize::get);
     let shape = BatchShape::of(recipe, train, valid).recomputing(start.recompute);
     let identity = identity(options);
     let mut trainer = match start.model {
@@ -263,6 +279,7 @@ pub fn run_from(
         let started = Instant::now();
         let report = trainer.step(train, indices, epoch, rate);
         state.seconds += started.elapsed().as_secs_f64();
+        state.data_seconds += report.data_seconds;
         if report.targets > 0 && !report.applied && !report.overflowed {
             let what = if report.loss_sum.is_finite() { "gradient" } else { "loss" };
             let first = trainer.broken().unwrap_or("no tensor that was looked at");
@@ -286,11 +303,15 @@ pub fn run_from(
             metrics.evaluation(&point)?;
             tell(Event::Evaluated { point, best });
         }
+        let sampled = |every: NonZeroU64| state.step.is_multiple_of(every.get());
+        if start.sample_every.is_some_and(|every| sampled(every) || state.step == total) {
+            tell(Event::Sample { step: state.step, model: &trainer.model });
+        }
         let signal = options.stop.load(Ordering::Relaxed);
         let due = state.step.is_multiple_of(every(recipe.checkpoint_every));
         if due || signal != 0 || state.step == total {
             metrics.sync()?;
-            checkpoint::save(dir, &trainer, &state)?;
+            checkpoint::save(dir, &trainer, &state, keep)?;
             saved_at = state.step;
         }
         if signal != 0 && state.step < total {
@@ -317,7 +338,7 @@ fn begin(options: &RunOptions, trainer: &Trainer, state: &State) -> Result<(), E
         write_description(dir, &options.config.model, options.tokenizer)?;
     }
     write_weights(dir, &trainer.model, 0)?;
-    Ok(checkpoint::save(dir, trainer, state)?)
+    Ok(checkpoint::save(dir, trainer, state, checkpoint::KEPT)?)
 }
 
 /// Whether a run folder holds something to resume.
@@ -429,7 +450,8 @@ impl Metrics {
             "step": state.step, "tokens": state.tokens, "loss_nats": loss,
             "targets": report.targets, "learning_rate": rate,
             "gradient_norm": report.gradient_norm, "clipped": report.clipped,
-            "seconds": state.seconds, "log_z_nats": report.log_z,
+            "seconds": state.seconds, "data_seconds": state.data_seconds,
+            "log_z_nats": report.log_z,
         });
         if let Some(score) = report.largest_score {
             line["largest_attention_score"] = score.into();

@@ -9,6 +9,7 @@ use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
+use std::time::Instant;
 use tensor::{Layout, Parameters};
 
 /// A model in training: weights, gradients, moments, activations.
@@ -39,6 +40,8 @@ pub struct StepReport {
     pub targets: u64,
     /// Norm of the gradient before clipping.
     pub gradient_norm: f64,
+    /// Seconds in which batches were read.
+    pub data_seconds: f64,
     /// Whether it was clipped.
     pub clipped: bool,
     /// Whether weights were changed: not without targets, nor by a gradient that is not finite.
@@ -207,10 +210,12 @@ impl Trainer {
         self.gradients.clear(&team);
         self.runner.largest_score();
         for part in indices.chunks(self.recipe.micro_batch) {
+            let started = Instant::now();
             self.batch.clear();
             for &i in part {
                 data.add_to(i as usize, &mut self.batch, &mut self.ids);
             }
+            report.data_seconds += started.elapsed().as_secs_f64();
             let losses =
                 self.runner.train(&self.model, &self.batch, scale, dropout, &mut self.gradients);
             report.loss_sum += losses.iter().map(|&l| f64::from(l)).sum::<f64>();

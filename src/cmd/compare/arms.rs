@@ -131,3 +131,23 @@ fn read<T: DeserializeOwned>(table: &toml::Table, place: &str) -> Result<T, CliE
         CliError::input(format!("{place}: {}", explain_unknown(e.message())))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::Model;
+
+    #[test]
+    fn the_tuned_row_stays_within_the_parameters_of_the_small_transformer() {
+        let arm = Experiment::tuned();
+        let table = |table| [(String::new(), table)];
+        let email = TransformerConfig::email(4000, 64);
+        let tuned: TransformerConfig = overlay(&email, &table(&arm.model)).unwrap();
+        let count = |c| Model::count_parameters(&ModelConfig::Transformer(c)).unwrap();
+        assert_eq!((count(tuned), count(email)), (605_760, 620_192));
+        let recipe: Recipe = overlay(&Recipe::default(), &table(&arm.train)).unwrap();
+        recipe.check().unwrap();
+        let budget = |r: &Recipe| (r.epochs, r.max_steps, r.batch);
+        assert_eq!(budget(&recipe), budget(&Recipe::default()));
+    }
+}

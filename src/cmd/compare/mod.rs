@@ -58,6 +58,9 @@ pub struct CompareArgs {
     /// A TOML file with the experiment; without it, bigram, RNN and transformer with two anchors
     #[arg(long, value_name = "FILE")]
     experiment: Option<PathBuf>,
+    /// Add the row `tuned`: a transformer of the same size with what a search chose (docs/tuning.md)
+    #[arg(long, conflicts_with_all = ["experiment", "report_only"])]
+    tuned: bool,
     /// Seeds 1 to N [default: 6; on synthetic mail 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
@@ -137,6 +140,9 @@ fn experiment(args: &CompareArgs) -> Result<Experiment, CliError> {
         }
         None => Experiment::standard(),
     };
+    if args.tuned {
+        experiment.arms.push(Experiment::tuned());
+    }
     let small = args.data.is_none() && args.experiment.is_none();
     if let Some(seeds) = args.seeds.or(small.then_some(3)) {
         experiment.seeds = (1..=seeds).collect();

@@ -1,7 +1,11 @@
 //! `autoreg train`: one model on one data set, into a run folder.
 
+mod board;
 mod lora;
 mod memory;
+mod sample;
+mod tensorboard;
+mod watch;
 
 use crate::cmd::documents::{self, Encoding, Files};
 use crate::cmd::init::{Init, Weights};
@@ -15,14 +19,18 @@ use lora::AskedLora;
 use memory::Asked;
 use models::ngram::Counter;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
+use sample::{SampleArgs, Sampler};
 use serde_json::json;
+use std::io::IsTerminal;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
-    BatchShape, Event, OptimizerKind, Outcome, Precision, Recipe, RunOptions, Schedule, Sequences,
-    Start, TrainConfig, Trainer, order_bytes,
+    BatchShape, OptimizerKind, Outcome, Precision, Recipe, RunOptions, Schedule, Sequences, Start,
+    TrainConfig, Trainer, order_bytes,
 };
+use watch::{Screen, Watch};
 
 /// Models that have a name.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -46,7 +54,7 @@ Examples:
   autoreg train --data DATA --model transformer --out runs/t1 --resume
   autoreg train --init model.gguf --chat talks.jsonl --out runs/f1 --recompute auto --memory 4GiB
   autoreg train --init model.gguf --text notes.txt --lora rank=8,alpha=16 --out runs/a1
-  autoreg generate model.gguf \"it is\" --adapter runs/a1/adapter
+  autoreg generate model.gguf hello --adapter runs/a1/adapter
 
 With --init the defaults are those of fine-tuning: --epochs 1 --batch 8 --micro-batch 1
 --learning-rate 2e-5 (with --lora 2e-4) --warmup-steps 10. The run folder then also holds
@@ -120,6 +128,18 @@ pub struct TrainArgs {
     /// Settings of the optimisation
     #[command(flatten)]
     pub recipe: RecipeArgs,
+    /// What the model writes while it is trained
+    #[command(flatten)]
+    pub sample: SampleArgs,
+    /// Newest checkpoints that are kept [default: 2]; the best weights stay in any case
+    #[arg(long, value_name = "N")]
+    pub keep: Option<NonZeroUsize>,
+    /// Write event files for TensorBoard into this folder
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
+    /// Show the run on the whole terminal; lines where there is none
+    #[arg(long, conflicts_with_all = ["quiet", "json"])]
+    pub tui: bool,
     /// Workers (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -552,6 +572,15 @@ fn descend(
     if args.recompute == Asked::Auto && !args.quiet && !args.json {
         term::note(&format!("--recompute {}: predicted {}", recompute.name(), mib(plan.total())));
     }
+    let ends: Vec<u32> = match &init {
+        Some(init) => init.ends.clone(),
+        None => material.tokenizer.specials().eos.into_iter().collect(),
+    };
+    let words = (material.tokenizer, &ends[..]);
+    let sampler = Sampler::new(&args.sample, &config.model, words, config.train.seed, &team)?;
+    if let Some(sampler) = &sampler {
+        plan.extend(sampler.plan(&config.model)?);
+    }
     make_room(args)?;
     let stop = crate::stop::on_signals()?;
     let tokenizer = material.tokenizer.to_bytes();
@@ -578,10 +607,11 @@ fn descend(
         None => None,
     };
     let total = train::total_steps(config, train.len());
-    let mut progress = Progress::new(total, args.quiet || args.json);
-    let start = Start { model, recompute };
-    let outcome = train::run_from(start, &options, &mut |event| show(&mut progress, event));
-    progress.finish();
+    let start = Start { model, recompute, sample_every: args.sample.sample_every, keep: args.keep };
+    let screen = screen(args, config, total)?;
+    let mut watch = Watch::new(screen, sampler, args.tensorboard.clone());
+    let outcome = train::run_from(start, &options, &mut |event| watch.tell(&event));
+    watch.finish();
     let Outcome { model, state, stopped_by } = outcome.map_err(|e| match e {
         train::Error::NotFinite { .. } => CliError::failed(e),
         e => CliError::input(e),
@@ -619,6 +649,7 @@ fn descend(
         "steps": state.step,
         "train_tokens": state.tokens,
         "train_seconds": state.seconds,
+        "data_seconds": state.data_seconds,
         "tokens_per_second": speed,
         "peak_process_bytes": report.peak_process_bytes,
         "predicted_process_bytes": report.predicted_process_bytes,
@@ -653,28 +684,15 @@ fn descend(
     Ok(Summary { json, text, ledger: Some(report) })
 }
 
-fn show(progress: &mut Progress, event: Event) {
-    match event {
-        Event::Step { state, total, report, rate } => progress.at(state.step, total, || {
-            let speed = state.tokens as f64 / state.seconds.max(1e-9);
-            let loss = report.loss_sum / report.targets.max(1) as f64;
-            let left = state.seconds / state.step as f64 * (total - state.step) as f64;
-            format!(
-                "loss {loss:.3} rate {rate:.1e} {} tokens/s, {} left",
-                thousands(speed as u64),
-                term::duration(left)
-            )
-        }),
-        Event::Evaluated { point, best } => progress.say(&format!(
-            "step {:>6}  train {:.4}  valid {:.4} nats/token{}",
-            point.step,
-            point.train_loss,
-            point.valid_loss,
-            if best { "  best" } else { "" }
-        )),
-        Event::PassedOver(error) => progress.say(&format!("checkpoint passed over: {error}")),
-        Event::Resumed(state) => progress.say(&format!("resumed at step {}", state.step)),
+/// Where a run is shown.
+fn screen(args: &TrainArgs, config: &TrainConfig, total: u64) -> Result<Screen, CliError> {
+    if args.tui && std::io::stderr().is_terminal() {
+        let title = format!("{} in {}", config.model.kind(), args.out.display());
+        let board = board::Board::new(title, total);
+        let board = board.map_err(|e| CliError::failed(format!("--tui: {e}")))?;
+        return Ok(Screen::Board(Box::new(board)));
     }
+    Ok(Screen::Lines(Progress::new(total, args.quiet || args.json)))
 }
 
 /// Counts, smoothing chosen on the validation side.
