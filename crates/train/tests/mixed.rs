@@ -219,6 +219,30 @@ fn lost_updates_are_told() {
     assert!(small > 0.5 && large < 0.1, "{small} {large}");
 }
 
+/// The 16 bits follow the master weights, whichever optimizer changed them.
+#[test]
+fn the_16_bits_are_those_of_the_master_weights_after_a_step() {
+    let data = sequences(8, 5);
+    let all: Vec<u32> = (0..8).collect();
+    for optimizer in [OptimizerKind::Adamw, OptimizerKind::Muon] {
+        let mut config = config(model(), Precision::Bf16);
+        config.train.optimizer = optimizer;
+        let mut t = trainer(&config, 2, Recompute::None);
+        let losses = |t: &mut Trainer| {
+            let (model, runner) = t.evaluator();
+            let (mut batch, mut ids) = (Batch::default(), Vec::new());
+            (0..8).for_each(|i| Sequences::add_to(&data, i, &mut batch, &mut ids));
+            bits(runner.evaluate(model, &batch).0)
+        };
+        let before = losses(&mut t);
+        let report = t.step(&data, &all, 0, 1e-2);
+        assert!(report.applied && report.lost_share.is_some_and(|share| share < 1.0));
+        let after = losses(&mut t);
+        t.weights_changed();
+        assert!(after != before && after == losses(&mut t), "{optimizer:?}");
+    }
+}
+
 /// What is no number is named where it began.
 #[test]
 fn the_first_tensor_that_is_no_number_is_named() {
