@@ -93,8 +93,8 @@ def cells(options):
 def start(options, model):
     """(seconds, peak bytes) of a process that loads the model, reads 8 tokens and decodes one."""
     threads = str(max(options.threads))
-    ours = [options.autoreg, "generate", model, "--prompt", "The quick brown fox jumps over", "--max-tokens",
-            "1", "--greedy", "--threads", threads]
+    ours = [options.autoreg, "generate", model, "The quick brown fox jumps over the", "--max-tokens", "1",
+            "--greedy", "--threads", threads]
     theirs = [options.llama / "llama-bench", "-m", model, "-p", "8", "-n", "1", "-r", "1", "-t", threads,
               "--no-warmup", *options.llama_args]
     whole_ours = [options.autoreg, "bench", "decode", model, "--tokens", "128", "--context", "512", "--repeat",

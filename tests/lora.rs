@@ -114,6 +114,8 @@ fn what_cannot_be_adapted_is_refused() {
     refused(&llama, &["--lora", "rank=0"], &["lora rank", "1 to the model's width, 24"]);
     refused(&llama, &["--lora", "rank"], &["no value"]);
     refused(&llama, &["--merge"], &["--lora"]);
+    let both = ["--lora", "rank=2", "--precision", "bf16"];
+    refused(&llama, &both, &["precision is bf16", "must be f32 with --lora"]);
     let ran = autoreg(&["score", &llama, "it", "--adapter", &model("peft-gpt2")]);
     assert!(ran.code == Some(2) && ran.err.contains("belongs to no matrix"), "{}", ran.err);
 }

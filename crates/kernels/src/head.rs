@@ -281,6 +281,45 @@ pub fn row_losses(
     });
 }
 
+/// Losses and log Σ e^z of rows whose logits are there (R×V), which become their gradients of
+/// Σ scale·loss. Logits that are already bent by `soft_cap` become gradients of what they were before
+/// it. A row without a target (`u32::MAX`) has loss, log-sum and gradient 0.
+pub fn row_gradients(
+    team: &Team,
+    logits: &mut [f32],
+    targets: &[u32],
+    (scale, soft_cap): (f32, Option<f32>),
+    [losses, log_z]: [&mut [f32]; 2],
+) {
+    let rows = targets.len();
+    assert!(losses.len() == rows && log_z.len() == rows, "one a row");
+    assert!(rows > 0 && logits.len().is_multiple_of(rows), "R×V");
+    let vocab = logits.len() / rows;
+    let (losses, log_z, logits) = (Split::new(losses), Split::new(log_z), Split::new(logits));
+    team.tasks(rows, |r| {
+        // SAFETY: each task writes its own row.
+        let (loss, log_z, z) = unsafe {
+            let z = logits.part(r * vocab..(r + 1) * vocab);
+            (&mut losses.part(r..r + 1)[0], &mut log_z.part(r..r + 1)[0], z)
+        };
+        (*loss, *log_z) = (0.0, 0.0);
+        let target = targets[r];
+        if target == u32::MAX {
+            return z.fill(0.0);
+        }
+        let top = z.iter().fold(f32::NEG_INFINITY, |top, &z| top.max(z));
+        let sum: f64 = z.iter().map(|&z| f64::from(z - top).exp()).sum();
+        *loss = (sum.ln() - f64::from(z[target as usize] - top)) as f32;
+        *log_z = (f64::from(top) + sum.ln()) as f32;
+        for (i, z) in z.iter_mut().enumerate() {
+            let share = f64::from(*z - top).exp() / sum;
+            let right = if i == target as usize { 1.0 } else { 0.0 };
+            let slope = soft_cap.map_or(1.0, |limit| 1.0 - (*z / limit) * (*z / limit));
+            *z = scale * (share - right) as f32 * slope;
+        }
+    });
+}
+
 /// What all chunks share.
 struct Head<'a> {
     width: usize,

@@ -112,23 +112,54 @@ pub struct Kv<'a> {
     pub pages: &'a [u32],
     /// Positions that a page holds.
     pub page_tokens: usize,
+    /// Neighbouring positions whose keys stand together: 1, or 16 in pages of so many positions. Their
+    /// values of the first place of a head stand first, then those of the second, and so on; so one load
+    /// takes a place of all of them.
+    pub lanes: usize,
+}
+
+/// How many neighbouring positions' keys stand together in pages of `page_tokens`.
+pub const fn key_lanes(kind: KvKind, page_tokens: usize) -> usize {
+    if matches!(kind, KvKind::F32) && page_tokens.is_multiple_of(LANES) { LANES } else { 1 }
+}
+
+/// Stores a row of keys as the `inside`th of a page whose first word is `at`.
+///
+/// # Panics
+/// When the page is shorter.
+pub fn store_keys(
+    kind: KvKind,
+    row: &[f32],
+    d: usize,
+    (stride, lanes): (usize, usize),
+    inside: usize,
+    page: &mut [f32],
+) {
+    if lanes == 1 {
+        return kind.store(row, d, &mut page[inside * stride..(inside + 1) * stride]);
+    }
+    let first = inside / lanes * lanes;
+    let block = &mut page[first * stride..(first + lanes) * stride];
+    for (value, together) in row.iter().zip(block.chunks_exact_mut(lanes)) {
+        together[inside - first] = *value;
+    }
 }
 
 impl<'a> Kv<'a> {
     /// Positions in order from the beginning: a single page.
     pub fn whole(keys: &'a [f32], values: &'a [f32], stride: usize) -> Kv<'a> {
         let (kind, pages) = (KvKind::F32, &[0]);
-        Kv { keys, values, kind, stride, pages, page_tokens: usize::MAX }
+        Kv { keys, values, kind, stride, pages, page_tokens: usize::MAX, lanes: 1 }
     }
 
-    /// The rows of `count` positions from `from` on by pages, from the value `at` of each row on.
-    ///
-    /// Only where values are kept as F32.
+    /// What head `group` has of `count` positions from `from` on, in runs of neighbours that lie in one
+    /// page. Only where values are kept as F32.
     pub(crate) fn runs(
         &self,
         from: usize,
         count: usize,
-        at: usize,
+        group: usize,
+        d: usize,
     ) -> impl Iterator<Item = Run<'a>> {
         let kv = *self;
         let mut done = 0;
@@ -137,12 +168,17 @@ impl<'a> Kv<'a> {
                 return None;
             }
             let (row, keys) = kv.run_at(from + done, count - done);
-            let start = row + at;
-            let rows = [&kv.keys[start..], &kv.values[start..]];
-            let run = Run { from: done, keys, rows, stride: kv.stride };
+            let start = row + group * d;
+            let run = Run { from: done, keys, values: &kv.values[start..], stride: kv.stride };
             done += keys;
             Some(run)
         })
+    }
+
+    /// The keys of head `group` of the positions that stand together from `position` on: D·16 values.
+    pub(crate) fn block(&self, position: usize, group: usize, d: usize) -> &'a [f32] {
+        let (row, _) = self.run_at(position, 1);
+        &self.keys[row + group * d * self.lanes..][..d * self.lanes]
     }
 
     /// Where the row of a position starts, in words, and how many of the next `count` positions
@@ -153,7 +189,8 @@ impl<'a> Kv<'a> {
         (row, count.min(self.page_tokens - inside))
     }
 
-    /// Copies what head `group` has of `count` positions from `from` on, end to end, as f32.
+    /// Copies what head `group` has of `count` positions from `from` on, end to end, as f32: keys, where
+    /// they do not stand together, and values.
     pub(crate) fn gather(
         &self,
         from: usize,
@@ -166,7 +203,9 @@ impl<'a> Kv<'a> {
         let mut done = 0;
         while done < count {
             let (row, run) = self.run_at(from + done, count - done);
-            self.gather_run(self.keys, (row, group), run, d, &mut keys[done * d..]);
+            if self.lanes == 1 {
+                self.gather_run(self.keys, (row, group), run, d, &mut keys[done * d..]);
+            }
             self.gather_run(self.values, (row, group), run, d, &mut values[done * d..]);
             done += run;
         }
@@ -198,21 +237,22 @@ impl<'a> Kv<'a> {
         pages <= self.pages.len()
             && self.pages[..pages].iter().enumerate().all(|(i, &page)| {
                 let used = (positions - i * self.page_tokens).min(self.page_tokens);
+                let used = used.next_multiple_of(self.lanes);
                 let last = page as usize * self.page_tokens + used - 1;
                 last * self.stride + width <= keys.min(values)
             })
     }
 }
 
-/// Neighbouring rows of keys and values that lie in one page.
+/// Neighbouring rows of values that lie in one page.
 #[derive(Clone, Copy)]
 pub(crate) struct Run<'a> {
     /// The first position, counted from the beginning of what was asked for.
     pub from: usize,
     /// How many.
     pub keys: usize,
-    /// The first row of keys and of values.
-    pub rows: [&'a [f32]; 2],
+    /// The first row.
+    pub values: &'a [f32],
     /// How far rows lie apart.
     pub stride: usize,
 }

@@ -46,14 +46,14 @@ pub use elementwise::{
 pub use halves::{HalfKind, HalfMatrix, half_matmul};
 pub use head::{
     HEAD_ROWS, HeadOutput, HeadShape, head_cross_entropy, head_logits, head_workspace,
-    logits_workspace, row_losses,
+    logits_workspace, row_gradients, row_losses,
 };
 pub use isa::Isa;
-pub use kv::{Kv, KvKind};
+pub use kv::{Kv, KvKind, key_lanes, store_keys};
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use mixed::{
     Factor, Stored, TOLERANCE as MIXED_TOLERANCE, adam_mixed, half_embedding, mixed_matmul,
-    mixed_workspace, round_both, round_changed, round_halves, softmax_gradient, widen_halves,
+    mixed_workspace, round_both, round_halves, softmax_gradient, widen_halves,
 };
 pub use muon::{MuonStep, muon, muon_workspace};
 pub use norm::{

@@ -7,9 +7,12 @@
 //! its Gram matrix is as small as the short side.
 
 use crate::elementwise::{chunks, row_chunks, scale};
+use crate::halves::HalfKind;
 use crate::matmul::{Init, Mat, matmul};
 use crate::optimizer::sum_of_squares;
+use crate::split::Split;
 use crate::team::Team;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// X ← a·X + X·(b·G + c·G²) with G = XᵀX: one step towards singular values around 1.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
@@ -37,16 +40,17 @@ pub fn muon_workspace(rows: usize, cols: usize) -> usize {
 }
 
 /// One step on the weights `w` of a matrix (rows×cols, row-major) with gradient `g` and momentum
-/// `m`; `work` holds [`muon_workspace`] values.
+/// `m`; `work` holds [`muon_workspace`] values. With `w` come its 16 bits in mixed precision, which are
+/// rounded anew. Answers with the number of weights that moved while their 16 bits stayed.
 pub fn muon(
     team: &Team,
     step: MuonStep,
     (rows, cols): (usize, usize),
-    w: &mut [f32],
+    (w, halves): (&mut [f32], Option<(HalfKind, &mut [u16])>),
     g: &[f32],
     m: &mut [f32],
     work: &mut [f32],
-) {
+) -> u64 {
     let n = rows * cols;
     assert!(w.len() == n && g.len() == n && m.len() == n, "muon: lengths");
     let (x, rest) = work.split_at_mut(n);
@@ -71,9 +75,38 @@ pub fn muon(
     }
     let keep = 1.0 - step.rate * step.decay;
     let factor = step.rate * (rows as f32 / cols as f32).max(1.0).sqrt();
+    move_by(team, (keep, factor), w, y, halves)
+}
+
+/// w ← keep·w - factor·o, and its 16 bits where there are any; how many of those stayed though w moved.
+fn move_by(
+    team: &Team,
+    (keep, factor): (f32, f32),
+    w: &mut [f32],
+    o: &[f32],
+    halves: Option<(HalfKind, &mut [u16])>,
+) -> u64 {
+    let Some((kind, bits)) = halves else {
+        chunks(team, w, |at, w| {
+            w.iter_mut().zip(&o[at..]).for_each(|(w, o)| *w = *w * keep - factor * o);
+        });
+        return 0;
+    };
+    assert_eq!(bits.len(), w.len(), "muon: 16 bits a weight");
+    let (bits, lost) = (Split::new(bits), AtomicU64::new(0));
     chunks(team, w, |at, w| {
-        w.iter_mut().zip(&y[at..]).for_each(|(w, o)| *w = *w * keep - factor * o);
+        // SAFETY: chunks do not overlap.
+        let bits = unsafe { bits.part(at..at + w.len()) };
+        let mut stayed = 0;
+        for ((w, bits), o) in w.iter_mut().zip(bits).zip(&o[at..]) {
+            let new = *w * keep - factor * o;
+            let rounded = kind.bits(new);
+            stayed += u64::from(new != *w && rounded == *bits);
+            (*w, *bits) = (new, rounded);
+        }
+        lost.fetch_add(stayed, Ordering::Relaxed);
     });
+    lost.into_inner()
 }
 
 /// m ← βm + (1-β)g and u = (1-β)g + βm.
@@ -172,7 +205,7 @@ mod tests {
                     let team = Team::new(threads);
                     let (mut w, mut m) = (start.clone(), vec![0.0; g.len()]);
                     let mut work = vec![9.0; muon_workspace(rows, cols)];
-                    muon(&team, step, (rows, cols), &mut w, &g, &mut m, &mut work);
+                    muon(&team, step, (rows, cols), (&mut w, None), &g, &mut m, &mut work);
                     reference::assert_close(&w, &right, 1e-5, "muon");
                     let now: Vec<u32> = w.iter().map(|v| v.to_bits()).collect();
                     if isa != Isa::Plain {
@@ -191,11 +224,39 @@ mod tests {
         let mut work = vec![0.0; muon_workspace(2, 2)];
         // Singular values 3 and 0.5 along the axes.
         let (mut w, mut m) = ([0.0; 4], [0.0; 4]);
-        muon(&team, step, (2, 2), &mut w, &[3.0, 0.0, 0.0, 0.5], &mut m, &mut work);
+        muon(&team, step, (2, 2), (&mut w, None), &[3.0, 0.0, 0.0, 0.5], &mut m, &mut work);
         assert!(w[1] == 0.0 && w[2] == 0.0, "{w:?}");
         assert!((0.6..1.3).contains(&-w[0]) && (0.6..1.3).contains(&-w[3]), "{w:?}");
         let mut still = [2.0; 4];
-        muon(&team, step, (2, 2), &mut still, &[0.0; 4], &mut [0.0; 4], &mut work);
+        muon(&team, step, (2, 2), (&mut still, None), &[0.0; 4], &mut [0.0; 4], &mut work);
         assert_eq!(still, [2.0; 4]);
+    }
+
+    #[test]
+    fn sixteen_bits_are_rounded_anew_and_the_lost_are_counted() {
+        let _level = crate::isa::hold();
+        let (rows, cols) = (150, 70);
+        let at = |seed| -> Vec<f32> {
+            (0..(rows * cols) as u64).map(|i| crate::normal(seed, i)).collect()
+        };
+        let (start, g) = (at(1), at(2));
+        let team = Team::new(3);
+        for (rate, kind) in [(1e-4, HalfKind::Bf16), (0.1, HalfKind::Bf16), (0.1, HalfKind::F16)] {
+            let step = MuonStep { rate, momentum: 0.95, decay: 0.1, gradient_scale: 1.0 };
+            let run = |w: &mut [f32], halves| {
+                let mut work = vec![0.0; muon_workspace(rows, cols)];
+                muon(&team, step, (rows, cols), (w, halves), &g, &mut vec![0.0; g.len()], &mut work)
+            };
+            let (mut plain, mut w) = (start.clone(), start.clone());
+            let old: Vec<u16> = start.iter().map(|&w| kind.bits(w)).collect();
+            let mut bits = old.clone();
+            assert_eq!(run(&mut plain, None), 0);
+            let lost = run(&mut w, Some((kind, &mut bits)));
+            assert_eq!(plain, w);
+            assert!(w.iter().zip(&bits).all(|(&w, &bits)| kind.bits(w) == bits));
+            let moved = start.iter().zip(&w).zip(old.iter().zip(&bits));
+            let right = moved.filter(|((a, b), (old, new))| a != b && old == new).count();
+            assert!(lost == right as u64 && right > 0 && right < bits.len(), "{lost} {right}");
+        }
     }
 }

@@ -8,7 +8,7 @@
 use crate::model::Model;
 use crate::runner::Error;
 use crate::{ModelConfig, TransformerConfig};
-use kernels::{KEY_TILE, Kv, KvKind};
+use kernels::{KEY_TILE, Kv, KvKind, key_lanes, store_keys};
 use ledger::{Account, Buffer, Plan, Spec};
 
 /// The past of one sequence.
@@ -218,7 +218,7 @@ impl KvPool {
     pub(crate) fn layer<'a>(&'a self, layer: usize, past: PagedPast<'a>) -> Kv<'a> {
         let (keys, values) = (&self.keys[layer][..], &self.values[layer][..]);
         let (kind, page_tokens, pages) = (self.kind, self.page_tokens, self.table(layer, &past));
-        Kv { keys, values, kind, stride: self.row, pages, page_tokens }
+        Kv { keys, values, kind, stride: self.row, pages, page_tokens, lanes: self.lanes() }
     }
 
     /// Copies keys and values out of rows of q, k, v to the positions after those filled.
@@ -232,14 +232,20 @@ impl KvPool {
     ) {
         let (width, d) = (self.width, self.head_size);
         let pages = self.table(layer, &to);
+        let (size, lanes) = (self.page_tokens * self.row, self.lanes());
         for (i, row) in rows.chunks_exact(stride).enumerate() {
             let (page, inside) = ((to.len + i) / self.page_tokens, (to.len + i) % self.page_tokens);
-            let at = (pages[page] as usize * self.page_tokens + inside) * self.row;
-            let place = at..at + self.row;
-            self.kind.store(&row[from..from + width], d, &mut self.keys[layer][place.clone()]);
-            let values = &row[from + width..from + 2 * width];
-            self.kind.store(values, d, &mut self.values[layer][place]);
+            let at = pages[page] as usize * size;
+            let keys = &mut self.keys[layer][at..at + size];
+            let key = &row[from..from + width];
+            store_keys(self.kind, key, d, (self.row, lanes), inside, keys);
+            let values = &mut self.values[layer][at + inside * self.row..][..self.row];
+            self.kind.store(&row[from + width..from + 2 * width], d, values);
         }
+    }
+
+    fn lanes(&self) -> usize {
+        key_lanes(self.kind, self.page_tokens)
     }
 }
 
@@ -249,7 +255,8 @@ const RING_TOKENS: usize = KEY_TILE;
 impl KvCache {
     /// The pages of a cache for `capacity` tokens that come in pieces of up to `piece`.
     fn size(config: &TransformerConfig, capacity: usize, piece: usize) -> KvPages {
-        let whole = KvPages { pages: 1, near: 1, page_tokens: capacity };
+        // So that keys stand together.
+        let whole = KvPages { pages: 1, near: 1, page_tokens: capacity.next_multiple_of(16) };
         let Some(window) = &config.sliding_window else { return KvPages { near: 0, ..whole } };
         let near = near_reach(window.tokens, piece, RING_TOKENS);
         let pages = capacity.div_ceil(RING_TOKENS);
@@ -271,7 +278,7 @@ impl KvCache {
         let pairs = self.pool.keys.iter().chain(&self.pool.values);
         let places = new.pool.keys.iter_mut().chain(&mut new.pool.values);
         for (from, to) in pairs.zip(places) {
-            let used = from.len().min(self.len * self.pool.row);
+            let used = from.len().min(self.len.next_multiple_of(self.pool.lanes()) * self.pool.row);
             to[..used].copy_from_slice(&from[..used]);
         }
         Ok(new)

@@ -3,7 +3,7 @@
 
 use crate::model::Model;
 use kernels::{
-    HEAD_ROWS, HeadShape, Init, Mat, Team, head_logits, logits_workspace, matmul, softmax_gradient,
+    HEAD_ROWS, HeadShape, Init, Mat, Team, head_logits, logits_workspace, matmul, row_gradients,
 };
 use tensor::ops::{Packed, frozen_input_gradient, packed_product};
 
@@ -12,7 +12,7 @@ pub(crate) fn head_work(rows: usize, width: usize, vocab: usize, threads: usize)
     HEAD_ROWS.min(rows) * vocab + logits_workspace(width, threads)
 }
 
-/// Losses and log Σ e^logit of all rows (R each) and d_hidden (R×C) of Σ scale·loss.
+/// Losses and log Σ e^z of all rows (R each), and d_hidden (R×C) of Σ scale·loss.
 pub(crate) fn head(
     team: &Team,
     model: &Model,
@@ -40,8 +40,8 @@ pub(crate) fn head(
             let shape = HeadShape { rows: n, width, vocab, soft_cap };
             head_logits(team, shape, x, weights.get(weight), bias, z, work);
         }
-        let (losses, log_z) = (&mut losses[first..first + n], &mut log_z[first..first + n]);
-        softmax_gradient(team, (vocab, soft_cap), scale, targets, z, losses, log_z);
+        let made = [&mut losses[first..first + n], &mut log_z[first..first + n]];
+        row_gradients(team, z, targets, (scale, soft_cap), made);
         let d_x = &mut d_hidden[place];
         if is_packed {
             let work = &mut packed.work.borrow_mut();

@@ -23,6 +23,9 @@ pub enum Error {
     /// Only transformers are trained in 16 bits.
     #[error("a model of kind {0} is trained in f32; only transformers are trained in 16 bits")]
     NotMixed(&'static str),
+    /// Adapters learn in f32.
+    #[error("adapters learn in f32 beside weights as they are stored; found 16-bit training")]
+    NotMixedAdapters,
 }
 
 /// The network below the output projection.

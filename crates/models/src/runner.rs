@@ -198,6 +198,9 @@ impl Runner {
         let Network::Transformer(transformer) = network else {
             return Err(Error::NotMixed(config.kind()));
         };
+        if !config.trains_all() {
+            return Err(Error::NotMixedAdapters);
+        }
         let head = config.vocab_size().saturating_mul(transformer.width());
         let largest = transformer.largest_factor(workload.rows).max(head);
         Ok(Mixed { kind, threads: workload.threads, largest })
@@ -326,10 +329,10 @@ impl Runner {
         let work = RefCell::new(&mut self.outer.work[..]);
         let packed = &Packed { matrices: &self.outer.packed, rounded, work };
         let (hidden, d_hidden) = self.slots.hidden_and_gradient();
-        let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
         let (hidden, d_x) = (&hidden[..rows * width], &mut d_hidden[..rows * width]);
         let shape = head_shape(model, rows);
         let (losses, log_z) = (&mut self.outer.losses[..rows], &mut self.outer.best[..rows]);
+        let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
         if weights.halves_kind().is_some() {
             let (team, z) = (&*self.team, &mut self.outer.head[..]);
             let mut head = MixedHead { team, weights, head, shape, z };

@@ -164,8 +164,8 @@ fn levers<A>(
     others.map(lever).collect()
 }
 
-/// Whether a training is one that this program runs: AdamW or Muon, one process; in 16 bits all weights
-/// of a transformer; in f32 adapters too, beside weights as they are stored.
+/// Whether a training is one that this program runs: AdamW or Muon, one process; adapters beside weights
+/// as they are stored; in 16 bits only all weights of a transformer.
 pub fn trains(architecture: &Architecture, ask: &TrainAsk) -> bool {
     let mixes = matches!(architecture.config, ModelConfig::Transformer(_)) && ask.lora.is_none();
     (mixes || ask.precision == crate::Precision::F32)
@@ -236,18 +236,13 @@ fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error
         sequences,
         recompute: ask.recompute,
     };
+    let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
     let precision = match ask.precision {
         crate::Precision::F32 => train::Precision::F32,
         crate::Precision::Bf16 => train::Precision::Bf16,
     };
-    let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
-    let recipe = Recipe {
-        batch: sequences,
-        micro_batch: sequences,
-        optimizer,
-        precision,
-        ..Recipe::default()
-    };
+    let (batch, micro_batch) = (sequences, sequences);
+    let recipe = Recipe { batch, micro_batch, optimizer, precision, ..Recipe::default() };
     let model = match ask.lora {
         Some(rank) => with_adapters(&architecture.config, size("--lora", rank)?),
         None => without_blocks(&architecture.config),

@@ -470,14 +470,6 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
         assert_eq!(own.total_bytes, own.terms.total().unwrap());
         assert!(matches!(model.config, ModelConfig::Transformer(_) | ModelConfig::Rnn(_)));
     }
-    let model = named("email-transformer");
-    let own = plan::running::train(&model, &mixed, plan::running::Runtime::default()).unwrap();
-    let all = model.parameters().unwrap();
-    for (term, bytes) in [("weights", 2), ("master weights", 4), ("gradients", 4), ("optimizer", 8)]
-    {
-        let found = own.terms.of(term);
-        assert!((bytes * all..bytes * (all + 4096)).contains(&found), "{term}: {found}");
-    }
 
     // Muon keeps one buffer for the layers' matrices, adapters learn beside frozen weights.
     let model = named("email-transformer");
@@ -493,4 +485,18 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
     assert_eq!(lora.terms.of("gradients"), 4 * adapters);
     assert_eq!(lora.terms.of("optimizer"), 8 * adapters);
     assert_eq!(lora.terms.of("weights") - whole.terms.of("weights"), 4 * adapters);
+
+    // In 16 bits: their weights, FP32 beside them; Muon as well, adapters not.
+    let all = model.parameters().unwrap();
+    let halves = of(mixed);
+    for (term, bytes) in [("weights", 2), ("master weights", 4), ("gradients", 4), ("optimizer", 8)]
+    {
+        let found = halves.terms.of(term);
+        assert!((bytes * all..bytes * (all + 4096)).contains(&found), "{term}: {found}");
+    }
+    let both = TrainAsk { optimizer: Optimizer::Muon, ..mixed };
+    assert!(plan::running::trains(&model, &both));
+    assert_eq!(halves.terms.of("optimizer") - of(both).terms.of("optimizer"), 4 * hidden);
+    assert!(plan::running::trains(&model, &TrainAsk { lora: Some(8), ..ask }));
+    assert!(!plan::running::trains(&model, &TrainAsk { lora: Some(8), ..mixed }));
 }

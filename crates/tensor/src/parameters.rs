@@ -277,19 +277,6 @@ impl Parameters {
         }
     }
 
-    /// Rounds some values to 16 bits again, where there are any; answers with how many stayed as they
-    /// were.
-    pub fn round_part(&mut self, team: &Team, range: Range<usize>) -> u64 {
-        let Some(halves) = &mut self.halves else { return 0 };
-        let kind = halves.kind;
-        kernels::round_changed(
-            team,
-            kind,
-            &self.values[range.clone()],
-            &mut halves.bits_mut()[range],
-        )
-    }
-
     /// Which 16 bits computation reads, where it does.
     pub fn halves_kind(&self) -> Option<HalfKind> {
         self.halves.as_ref().map(|halves| halves.kind)

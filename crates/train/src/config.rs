@@ -184,16 +184,16 @@ impl TrainConfig {
     /// The first number that does not.
     pub fn check_recipe(&self) -> Result<(), RecipeError> {
         self.train.check()?;
-        let expected = match (&self.model, self.train.precision) {
-            (_, Precision::F32) => return Ok(()),
-            (ModelConfig::Transformer(_), _) if self.model.trains_all() => return Ok(()),
-            (ModelConfig::Transformer(_), _) => {
-                "it must be f32: adapters learn in f32, beside weights as they are stored"
+        let precision = self.train.precision;
+        let expected = match &self.model {
+            _ if precision == Precision::F32 => return Ok(()),
+            ModelConfig::Transformer(c) if c.lora.is_none() => return Ok(()),
+            ModelConfig::Transformer(_) => {
+                "it must be f32 with --lora: adapters learn in f32 beside weights as they are stored"
             }
             _ => "it must be f32: only transformers are trained in 16 bits",
         };
-        let found = self.train.precision.name().to_owned();
-        Err(RecipeError { field: "precision", found, expected })
+        Err(RecipeError { field: "precision", found: precision.name().to_owned(), expected })
     }
 }
 

@@ -74,7 +74,7 @@ impl Muon {
     }
 
     /// One step where the schedule stands at `share` of its largest rate; the gradient is multiplied
-    /// by `gradient_scale`. Answers with the number of weights whose 16 bits stayed, in mixed
+    /// by `gradient_scale`. Answers with the weights that moved while their 16 bits stayed, in mixed
     /// precision.
     pub fn step(
         &mut self,
@@ -84,7 +84,6 @@ impl Muon {
         weights: &mut Parameters,
         gradients: &Parameters,
     ) -> u64 {
-        let mut stayed = 0;
         let step = MuonStep {
             rate: (recipe.muon_learning_rate * share) as f32,
             momentum: recipe.muon_momentum as f32,
@@ -93,23 +92,26 @@ impl Muon {
         };
         let layout = Arc::clone(weights.layout());
         let own = Arc::clone(self.momentum.layout());
+        let (values, mut halves) = weights.values_and_halves_mut();
+        let mut lost = 0;
         for Matrix { whole, in_momentum } in &self.matrices {
             let spec = &layout.specs()[whole.parameter];
             let cols = spec.shape[1];
             let part =
                 |start: usize| start + whole.rows.start * cols..start + whole.rows.end * cols;
             let gradient = gradients.layout().specs()[whole.parameter].range.start;
-            muon(
+            let place = part(spec.range.start);
+            let bits = halves.as_mut().map(|(kind, bits)| (*kind, &mut bits[place.clone()]));
+            lost += muon(
                 team,
                 step,
                 (whole.rows.len(), cols),
-                &mut weights.flat_mut()[part(spec.range.start)],
+                (&mut values[place], bits),
                 &gradients.flat()[part(gradient)],
                 &mut self.momentum.flat_mut()[part(own.specs()[*in_momentum].range.start)],
                 &mut self.work,
             );
-            stayed += weights.round_part(team, part(spec.range.start));
         }
-        stayed
+        lost
     }
 }

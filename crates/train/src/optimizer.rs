@@ -100,11 +100,11 @@ impl AdamW {
                 correction2: (1.0 - recipe.beta2.powi(t)) as f32,
                 gradient_scale: factor as f32,
             };
-            let range = spec.range.clone();
+            let (range, own) = (spec.range.clone(), own.range.clone());
             let gradient = gradients.layout().specs()[place].range.clone();
             let (w, g) = (&mut values[range.clone()], &gradients.flat()[gradient]);
-            let m = &mut self.first.flat_mut()[own.range.clone()];
-            let v = &mut self.second.flat_mut()[own.range.clone()];
+            let m = &mut self.first.flat_mut()[own.clone()];
+            let v = &mut self.second.flat_mut()[own];
             match (&mut halves, &mut lost) {
                 (Some((kind, bits)), Some(lost)) => {
                     *lost += adam_mixed(team, step, (*kind, &mut bits[range]), w, g, m, v);

@@ -228,19 +228,19 @@ impl Trainer {
             kernels::scale(&team, self.gradients.flat_mut(), 1.0 / factor);
         }
         let weights = self.model.weights_mut();
-        let mut applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
+        let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
+        let mut lost = applied.lost;
         if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
-            let share = rate / self.recipe.learning_rate;
-            let factors = (share, applied.factor);
-            let lost = muon.step(&team, &self.recipe, factors, weights, &self.gradients);
-            applied.lost = applied.lost.map(|others| others + lost);
+            let scales = (rate / self.recipe.learning_rate, applied.factor);
+            let more = muon.step(&team, &self.recipe, scales, weights, &self.gradients);
+            lost = lost.map(|lost| lost + more);
         }
         self.runner.weights_changed();
         report.gradient_norm = applied.gradient_norm;
         report.clipped = applied.clipped;
         report.applied = applied.gradient_norm.is_finite();
         let count = self.model.layout().count();
-        report.lost_share = applied.lost.map(|lost| lost as f64 / count as f64);
+        report.lost_share = lost.map(|lost| lost as f64 / count as f64);
         self.rescale(&mut report);
         report
     }

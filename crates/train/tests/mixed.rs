@@ -47,6 +47,11 @@ fn sequences(count: u64, seed: u64) -> Vec<Vec<u32>> {
         .collect()
 }
 
+fn with_muon(config: TrainConfig) -> TrainConfig {
+    let train = Recipe { optimizer: OptimizerKind::Muon, ..config.train };
+    TrainConfig { train, ..config }
+}
+
 fn trainer(config: &TrainConfig, threads: usize, recompute: Recompute) -> Trainer {
     let shape = BatchShape::full(&config.train, 40).recomputing(recompute);
     Trainer::new(config, shape, &Arc::new(Team::new(threads))).unwrap()
@@ -151,8 +156,11 @@ fn options<'a>(
 /// Master weights, moments, the loss's factor: all is kept, and a run goes on to the bit.
 #[test]
 fn a_resumed_run_equals_an_uninterrupted_one() {
-    for precision in [Precision::Bf16, Precision::F16] {
+    for (precision, muon) in
+        [(Precision::Bf16, false), (Precision::F16, false), (Precision::Bf16, true)]
+    {
         let config = config(model(), precision);
+        let config = if muon { with_muon(config) } else { config };
         let data = (sequences(64, 1), sequences(9, 2));
         let data = (&data.0, &data.1);
         let team = Arc::new(Team::new(2));
@@ -219,28 +227,50 @@ fn lost_updates_are_told() {
     assert!(small > 0.5 && large < 0.1, "{small} {large}");
 }
 
-/// The 16 bits follow the master weights, whichever optimizer changed them.
+/// Muon changes master weights, and computation reads their 16 bits rounded anew.
 #[test]
-fn the_16_bits_are_those_of_the_master_weights_after_a_step() {
+fn muon_rounds_its_matrices_anew() {
     let data = sequences(8, 5);
     let all: Vec<u32> = (0..8).collect();
-    for optimizer in [OptimizerKind::Adamw, OptimizerKind::Muon] {
-        let mut config = config(model(), Precision::Bf16);
-        config.train.optimizer = optimizer;
-        let mut t = trainer(&config, 2, Recompute::None);
-        let losses = |t: &mut Trainer| {
-            let (model, runner) = t.evaluator();
-            let (mut batch, mut ids) = (Batch::default(), Vec::new());
-            (0..8).for_each(|i| Sequences::add_to(&data, i, &mut batch, &mut ids));
-            bits(runner.evaluate(model, &batch).0)
-        };
-        let before = losses(&mut t);
-        let report = t.step(&data, &all, 0, 1e-2);
-        assert!(report.applied && report.lost_share.is_some_and(|share| share < 1.0));
-        let after = losses(&mut t);
-        t.weights_changed();
-        assert!(after != before && after == losses(&mut t), "{optimizer:?}");
+    let mut losses = Vec::new();
+    for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+        let mut t = trainer(&with_muon(config(model(), precision)), 2, Recompute::None);
+        let reports: Vec<StepReport> = (0..4).map(|_| t.step(&data, &all, 0, 1e-2)).collect();
+        if let Some(kind) = precision.half() {
+            let (values, halves) = t.model.weights_mut().values_and_halves_mut();
+            let right: Vec<u16> = values.iter().map(|&w| kind.bits(w)).collect();
+            assert!(halves.unwrap().1[..right.len()] == right, "{precision:?}");
+        }
+        let lost = reports[0].lost_share;
+        assert_eq!(lost.is_some(), precision != Precision::F32);
+        assert!(lost.is_none_or(|lost| lost > 0.0 && lost < 0.5), "{lost:?}");
+        losses.push(reports[3].loss_sum / reports[3].targets as f64);
     }
+    let (right, first) = (losses[0], (VOCAB as f64).ln());
+    assert!(right < first - 0.05, "{losses:?}");
+    assert!(losses[1..].iter().all(|&l| l != right && (l - right).abs() < 0.02), "{losses:?}");
+}
+
+/// Adapters learn in f32 beside weights as they are stored, and tell the same log Z.
+#[test]
+fn adapters_are_refused_and_their_log_z_is_that_of_all_weights() {
+    let lora = LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec() };
+    let adapted = TransformerConfig { lora: Some(lora), ..model() };
+    let config_16 = config(adapted.clone(), Precision::Bf16);
+    let error = config_16.check_recipe().unwrap_err().to_string();
+    assert!(error.contains("precision is bf16") && error.contains("--lora"), "{error}");
+    let shape = BatchShape::full(&config_16.train, 40);
+    assert!(Trainer::plan(&config_16, shape, 1).is_err());
+
+    let data = sequences(8, 5);
+    let all: Vec<u32> = (0..8).collect();
+    let step = |model| {
+        let mut t = trainer(&config(model, Precision::F32), 2, Recompute::None);
+        t.step(&data, &all, 0, 1e-3)
+    };
+    let (right, found) = (step(model()), step(adapted));
+    assert!(right.log_z > 5.0 && (right.log_z - found.log_z).abs() < 1e-5);
+    assert!((right.largest_score.unwrap() - found.largest_score.unwrap()).abs() < 1e-5);
 }
 
 /// What is no number is named where it began.

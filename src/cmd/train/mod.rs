@@ -194,7 +194,8 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u64>,
     /// In which numbers products are taken: f32, bf16 or f16. In 16 bits weights are kept in 16 bits
-    /// and as FP32 master weights; sums, gradients, moments, norms and loss stay FP32 [default: f32]
+    /// and as FP32 master weights; sums, gradients, moments, norms and loss stay FP32; f32 alone with
+    /// --lora [default: f32]
     #[arg(long, value_name = "WORD", value_parser = precision)]
     pub precision: Option<Precision>,
 }

@@ -15,8 +15,7 @@ mod pack;
 mod rows;
 
 pub use rows::{
-    adam_mixed, half_embedding, round_both, round_changed, round_halves, softmax_gradient,
-    widen_halves,
+    adam_mixed, half_embedding, round_both, round_halves, softmax_gradient, widen_halves,
 };
 
 use crate::halves::HalfKind;

@@ -24,26 +24,6 @@ pub fn round_halves(team: &Team, kind: HalfKind, x: &[f32], out: &mut [u16]) {
     });
 }
 
-/// The same over 16 bits that are there; answers with how many of them stayed as they were.
-pub fn round_changed(team: &Team, kind: HalfKind, x: &[f32], out: &mut [u16]) -> u64 {
-    assert_eq!(x.len(), out.len(), "round: lengths");
-    let out = Split::new(out);
-    let stayed = std::sync::atomic::AtomicU64::new(0);
-    team.tasks(x.len().div_ceil(CHUNK), |i| {
-        let range = i * CHUNK..((i + 1) * CHUNK).min(x.len());
-        // SAFETY: chunks do not overlap.
-        let out = unsafe { out.part(range.clone()) };
-        let mut same = 0;
-        for (&x, out) in x[range].iter().zip(out) {
-            let bits = kind.bits(x);
-            same += u64::from(bits == *out);
-            *out = bits;
-        }
-        stayed.fetch_add(same, std::sync::atomic::Ordering::Relaxed);
-    });
-    stayed.into_inner()
-}
-
 /// The same, and x becomes what the 16 bits say.
 pub fn round_both(team: &Team, kind: HalfKind, x: &mut [f32], out: &mut [u16]) {
     let n = x.len();

@@ -60,7 +60,7 @@ impl Adapter {
     ) {
         let work = &mut *packed.work.borrow_mut();
         let z = self.inner(team, weights, packed, x, work);
-        self.up.add(team, weights, packed, z, y, y_stride, y_from + self.rows.start);
+        self.up.add(team, weights, packed, z, (y, y_stride, y_from + self.rows.start));
     }
 
     /// s·A·x, at the start of the workspace.

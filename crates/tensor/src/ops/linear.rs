@@ -89,9 +89,12 @@ impl Linear {
 
     /// Packs W from `weights` into its place in `packed`.
     pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
+        if weights.halves_kind().is_some() {
+            return;
+        }
         let adapters = self.adapters.iter().flat_map(Adapter::linears);
         adapters.for_each(|linear| linear.pack(team, weights, packed));
-        if weights.layout().is_packed(self.weight) || weights.halves_kind().is_some() {
+        if weights.layout().is_packed(self.weight) {
             return;
         }
         let place = self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs);
@@ -135,11 +138,9 @@ impl Linear {
         weights: &Parameters,
         packed: &Packed,
         x: &[f32],
-        y: &mut [f32],
-        y_stride: usize,
-        y_from: usize,
+        y: (&mut [f32], usize, usize),
     ) {
-        self.product(team, weights, packed, x, Init::Keep, (y, y_stride, y_from));
+        self.product(team, weights, packed, x, Init::Keep, y);
     }
 
     fn product(
@@ -209,10 +210,9 @@ impl Linear {
         let rows = x.len() / self.inputs;
         let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
         let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
-        let halves = self.halves(weights);
         if rows > 0 && !d_weight.is_empty() {
             let x = Mat::new(x, rows, self.inputs);
-            if halves.is_some() {
+            if weights.halves_kind().is_some() {
                 let factors = (d.transposed().into(), x.into());
                 weights.product(team, factors, Init::Keep, d_weight, (self.inputs, 0));
             } else {
@@ -250,7 +250,7 @@ impl Linear {
         }
     }
 
-    /// d_x = (init) + d_y·W for a matrix of values.
+    /// d_x = (init) + d_y·W for a matrix of values, or of their 16 bits.
     pub(crate) fn plain_input_gradient(
         &self,
         team: &Team,
