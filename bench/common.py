@@ -56,7 +56,7 @@ def alternate(arguments, sides):
     for number in range(arguments.rounds):
         names = list(sides) if number % 2 == 0 else list(sides)[::-1]
         for name in names:
-            if arguments.only in (None, name):
+            if arguments.only in (None, name.split()[0]):
                 out[name].append(last_json(sides[name], arguments.threads))
     return {name: results for name, results in out.items() if results}
 

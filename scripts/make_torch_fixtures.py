@@ -342,6 +342,86 @@ def make(network, seed):
         steps=steps, parameters_after=tensors(p), loss_after=number(after))
 
 
+MUON = dict(lr=0.02, momentum=0.95, weight_decay=0.05)
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalised(x):
+    """Five Newton-Schulz steps (https://kellerjordan.github.io/posts/muon/), in x's own precision."""
+    a, b, c = NEWTON_SCHULZ
+    turned = len(x) > x.shape[1]
+    x = (x.T if turned else x) / (x.norm() + 1e-7)
+    for _ in range(5):
+        g = x @ x.T
+        x = a * x + (b * g + c * g @ g) @ x
+    return x.T if turned else x
+
+
+def muon_parts(name, value):
+    """The linear maps of a hidden matrix; none for other parameters. Queries, keys and values count apart."""
+    if not decays(name, value) or name.startswith("head"):
+        return []
+    return list(value.chunk(3)) if "attn.qkv" in name else [value]
+
+
+def muon_step(p, momentum, clip):
+    """One step on all hidden matrices, the gradient times `clip`."""
+    beta = MUON["momentum"]
+    with torch.no_grad():
+        for name, value in p.items():
+            for i, (w, g) in enumerate(zip(muon_parts(name, value), muon_parts(name, value.grad))):
+                m = momentum.setdefault((name, i), torch.zeros_like(w))
+                m.lerp_(g * clip, 1 - beta)
+                update = orthogonalised((g * clip).lerp(m, beta))
+                w.mul_(1 - MUON["lr"] * MUON["weight_decay"])
+                w.sub_(MUON["lr"] * max(1.0, len(w) / w.shape[1]) ** 0.5 * update)
+
+
+def check_against_torch_muon(p):
+    """torch.optim.Muon rounds to bfloat16 inside, so its step is met to a few hundredths."""
+    for name, value in p.items():
+        for w, g in zip(muon_parts(name, value), muon_parts(name, value.grad)):
+            theirs = torch.nn.Parameter(w.detach().float().clone())
+            theirs.grad = g.float()
+            torch.optim.Muon([theirs], lr=1.0, momentum=MUON["momentum"], weight_decay=0.0).step()
+            ours = max(1.0, len(w) / w.shape[1]) ** 0.5 * orthogonalised(g * (1 - MUON["momentum"] ** 2))
+            gap = (w.detach() - theirs.detach().double() - ours).norm() / ours.norm()
+            if not gap < 0.1:
+                sys.exit(f"{name}: torch.optim.Muon's step differs by {gap:.3e}")
+
+
+def make_muon(network, seed):
+    """Three steps of Muon on hidden matrices with AdamW on the rest, from the network's own fixture."""
+    generator = torch.Generator().manual_seed(seed)
+    p = random_parameters(network.shapes(), generator)
+    inputs, targets = padded(random_rows(generator))
+    rest = {n: v for n, v in p.items() if not muon_parts(n, v)}
+    optimizer = torch.optim.AdamW(
+        [dict(params=[v for n, v in rest.items() if decays(n, v)], weight_decay=WEIGHT_DECAY),
+         dict(params=[v for n, v in rest.items() if not decays(n, v)], weight_decay=0.0)], **ADAMW)
+    steps, momentum = [], {}
+    for step in range(STEPS):
+        for value in p.values():
+            value.grad = None
+        logits = network.logits(p, inputs)
+        loss = F.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1), ignore_index=-100)
+        loss.backward()
+        if step == 0:
+            check_against_torch_muon(p)
+        norm = torch.nn.utils.get_total_norm([v.grad for v in p.values()]).item()
+        clip = min(1.0, CLIP / (norm + 1e-6))
+        steps.append(dict(loss=number(loss.item()), gradient_norm=number(norm)))
+        muon_step(p, momentum, clip)
+        for value in rest.values():
+            value.grad.mul_(clip)
+        optimizer.step()
+    return dict(what="Three steps of Muon on the hidden matrices of transformer.json, AdamW on the rest",
+                made_by=f"scripts/make_torch_fixtures.py, PyTorch {TORCH}, f64",
+                optimizer=MUON | dict(kind="muon", adamw=ADAMW, weight_decay_of_the_rest=WEIGHT_DECAY),
+                steps=steps, loss=steps[0]["loss"], gradient_norm=steps[0]["gradient_norm"],
+                parameters_after=tensors(p), loss_after=steps[-1]["loss"])
+
+
 def number(x):
     """Nine significant digits."""
     return float(f"{x:.9g}")
@@ -376,9 +456,10 @@ def main():
         sys.exit(f"PyTorch {torch.__version__} is installed, {TORCH} is expected: run scripts/setup")
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, network, seed in (("transformer", Transformer(), 11), ("rnn", Rnn(), 12), ("llama", Llama(), 13),
-                                ("gemma", Gemma(), 14)):
-        path, fixture = FOLDER / f"{name}.json", make(network, seed)
+    for name, maker, network, seed in (
+            ("transformer", make, Transformer(), 11), ("rnn", make, Rnn(), 12), ("llama", make, Llama(), 13),
+            ("gemma", make, Gemma(), 14), ("muon", make_muon, Transformer(), 11)):
+        path, fixture = FOLDER / f"{name}.json", maker(network, seed)
         new = text(fixture)
         if check and path.read_text() != new:
             sys.exit(f"{path}: differs from what PyTorch says now; run without --check and look at the difference")

@@ -131,3 +131,39 @@ fn mistakes_are_told_before_anything_is_written() {
     refused(&["convert", text(&cut), text(&next), "--to", "q8_0"], &["cut short"]);
     assert!(!next.exists());
 }
+
+/// llama.cpp reads what is written here and goes on as this program does. `AUTOREG_LLAMA` names the
+/// folder with its `llama-completion`.
+#[test]
+fn its_files_load_in_llama_cpp() {
+    let Some(llama) = std::env::var_os("AUTOREG_LLAMA").map(PathBuf::from) else {
+        println!("AUTOREG_LLAMA is not set: no llama.cpp to load the files in");
+        return;
+    };
+    let models = std::env::var_os("AUTOREG_MODELS").map(PathBuf::from);
+    let models = models.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("models"));
+    let source = models.join("smollm2-135m-q4_1.gguf");
+    let place = tempfile::tempdir().unwrap();
+    for to in ["f16", "bf16", "q8_0", "q4_0", "q4_k_m"] {
+        let file = place.path().join(format!("{to}.gguf"));
+        report(&["convert", text(&source), text(&file), "--to", to, "--json"]);
+        let prompt = "The capital of France is";
+        let ours = run(&["generate", text(&file), prompt, "--greedy", "--max-tokens", "8"]);
+        let ours = String::from_utf8(ours.stdout).unwrap();
+        let theirs = Command::new(llama.join("llama-completion"))
+            .args(["-m", text(&file), "-p", prompt, "-n", "8", "--temp", "0", "-no-cnv"])
+            .output()
+            .unwrap();
+        let theirs = String::from_utf8_lossy(&theirs.stdout).into_owned();
+        let continued = theirs.trim_start().strip_prefix(prompt);
+        assert!(continued.is_some_and(|text| !text.trim().is_empty()), "{to}: {theirs}");
+        // Where nothing is rounded but activations, the first words are the same.
+        if ["f16", "bf16"].contains(&to) {
+            let first = ours.split_whitespace().next().unwrap().to_owned();
+            assert!(
+                continued.is_some_and(|text| text.trim().starts_with(&first)),
+                "{ours} {theirs}"
+            );
+        }
+    }
+}

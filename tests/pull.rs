@@ -146,6 +146,10 @@ fn content(state: &mut State, name: &str, range: &str) -> (String, Vec<u8>) {
 }
 
 fn pull(hub: &FakeHub, home: &Path, more: &[&str]) -> Output {
+    autoreg(hub, home, &[&["pull"], more].concat())
+}
+
+fn autoreg(hub: &FakeHub, home: &Path, words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_autoreg"));
     for name in [
         "HF_HUB_CACHE",
@@ -161,7 +165,7 @@ fn pull(hub: &FakeHub, home: &Path, more: &[&str]) -> Output {
         command.env_remove(name);
     }
     command.env("HF_HOME", home).env("HF_ENDPOINT", format!("http://{}", hub.address));
-    command.arg("pull").args(more).output().unwrap()
+    command.args(words).output().unwrap()
 }
 
 fn good(out: &Output) -> String {
@@ -295,4 +299,24 @@ fn a_folder_of_a_family_is_pulled_and_can_be_looked_into() {
     let out =
         Command::new(env!("CARGO_BIN_EXE_autoreg")).args(["inspect", &path]).output().unwrap();
     assert!(good(&out).contains("qwen3"));
+}
+
+#[test]
+fn a_repository_in_the_cache_is_a_model_argument() {
+    let folder = Path::new("crates/families/tests/fixtures/llama");
+    let names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    let files: Vec<(&str, Vec<u8>)> =
+        names.map(|name| (name, std::fs::read(folder.join(name)).unwrap())).into();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
+    let hub = FakeHub::start(&files);
+    let home = tempfile::tempdir().unwrap();
+    let words = ["generate", "owner/tiny", "a", "--max-tokens", "3", "--greedy"];
+    bad(&autoreg(&hub, home.path(), &words), 2, &["owner/tiny", "autoreg pull owner/tiny"]);
+    let path = good(&pull(&hub, home.path(), &["owner/tiny"]));
+    hub.requests();
+    let by_name = good(&autoreg(&hub, home.path(), &words));
+    let by_path = good(&autoreg(&hub, home.path(), &[&["generate", &path], &words[2..]].concat()));
+    assert_eq!(by_name, by_path);
+    assert!(good(&autoreg(&hub, home.path(), &["inspect", "owner/tiny"])).contains("llama"));
+    assert!(hub.requests().is_empty(), "nobody asks the hub where the cache has it");
 }

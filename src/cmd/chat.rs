@@ -3,9 +3,9 @@
 //! Words of people are plain text whatever they are: the names of control tokens stand for them in
 //! what the template itself writes, never in a message. Ctrl-C ends the answer, not the program.
 
-use crate::cmd::KvArgs;
 use crate::cmd::from_logits::DecodingArgs;
 use crate::cmd::model::{AnySource, Opened, Template, engine_error};
+use crate::cmd::{AdapterArgs, KvArgs};
 use crate::error::CliError;
 use crate::term;
 use chat::{ChatTemplate, Message, Stretch};
@@ -52,6 +52,9 @@ pub struct ChatArgs {
     /// How keys and values are kept
     #[command(flatten)]
     pub kv: KvArgs,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// The settings
     #[command(flatten)]
     pub decoding: DecodingArgs,
@@ -69,7 +72,8 @@ struct Conversation<'a> {
 
 /// Talks until the input ends.
 pub fn run(args: &ChatArgs) -> Result<(), CliError> {
-    let opened = Opened::open_with(&args.model, args.kv.kind())?;
+    let opened =
+        Opened::open_adapted(&args.model, args.kv.kind(), args.adapter.adapter.as_deref())?;
     let Some(Template { source, bos_token, eos_token }) = &opened.template else {
         return Err(CliError::input(format!(
             "{}: the model has no chat template; `autoreg generate` continues a text",

@@ -4,7 +4,7 @@ use crate::cmd::{json, team};
 use crate::error::CliError;
 use crate::term::{self, Progress};
 use clap::Args;
-use kernels::{Digits, Init, Isa, Mat, QuantKind, QuantMatrix, Team};
+use kernels::{Init, Isa, Mat, QuantKind, QuantMatrix, Team};
 use ledger::{Account, Buffer, Spec};
 use plan::{Machine, both};
 use std::path::{Path, PathBuf};
@@ -193,10 +193,10 @@ fn quantised(team: &Team, runs: usize, (m, n, k): (usize, usize, usize)) -> Resu
     let panels = vec![0x11u8; KIND.matrix_bytes(n, k)];
     let matrix = QuantMatrix { kind: KIND, rows: n, cols: k, panels: &panels };
     let (mut x, mut y) = (buffer("rows", m * k)?, buffer("product", m * n)?);
-    let mut rounded = buffer("rounded rows", kernels::quant_rows_len(m, k, Digits::Two))?;
+    let mut rounded = buffer("rounded rows", kernels::quant_rows_len(m, k))?;
     x.iter_mut().enumerate().for_each(|(i, x)| *x = kernels::normal(1, i as u64));
     let seconds = best(runs, || {
-        let rows = kernels::quantise_rows(team, &x, k, Digits::Two, &mut rounded);
+        let rows = kernels::quantise_rows(team, &x, k, &mut rounded);
         kernels::quant_matmul(team, &rows, &matrix, &[], &mut y, n, 0);
     });
     Ok(2.0 * (m * n * k) as f64 / seconds)

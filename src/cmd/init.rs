@@ -1,10 +1,11 @@
 //! The model that training goes on from: weights as floats, and the words that belong to them.
 
+use crate::cmd::model::located;
 use crate::error::CliError;
 use crate::term;
 use chat::ChatTemplate;
-use families::{Checkpoint, Words, can_export, export};
-use models::{Model, ModelConfig};
+use families::{Checkpoint, Family, Words, can_export, export, lora_targets};
+use models::{LoraConfig, LoraTarget, Model, ModelConfig};
 use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
 use train::SavedModel;
@@ -15,6 +16,8 @@ pub const EXPORTED: &str = "huggingface";
 /// A model to go on from.
 pub struct Init {
     weights: Weights,
+    /// Known where adapters learn.
+    family: Option<&'static Family>,
     /// The network.
     pub config: ModelConfig,
     /// The tokenizer.
@@ -37,6 +40,7 @@ pub struct Weights {
 impl Init {
     /// Opens a GGUF file, a Hugging Face folder or a run folder. No weight is read.
     pub fn open(path: &Path) -> Result<Init, CliError> {
+        let path = &located(path)?;
         if !families::is_published(path) {
             return Init::run_folder(path);
         }
@@ -53,6 +57,7 @@ impl Init {
             bos_token: checkpoint.bos_token.clone(),
             eos_token: checkpoint.eos_token.clone(),
             template: checkpoint.chat_template.clone(),
+            family: None,
             weights: Weights { path: path.to_owned(), checkpoint: Some(Box::new(checkpoint)) },
         })
     }
@@ -79,7 +84,40 @@ impl Init {
         let ends = tokenizer.specials().eos.into_iter().collect();
         let (bos_token, eos_token, template) = (None, None, None);
         let weights = Weights { path: path.to_owned(), checkpoint: None };
-        Ok(Init { weights, config, tokenizer, ends, bos_token, eos_token, template })
+        let family = None;
+        Ok(Init { weights, family, config, tokenizer, ends, bos_token, eos_token, template })
+    }
+
+    fn published(&self) -> Result<&Checkpoint, CliError> {
+        self.weights.checkpoint.as_deref().ok_or_else(|| {
+            CliError::input(format!(
+                "{}: adapters are made for published models; give a GGUF file or a Hugging Face \
+                 folder, such as the huggingface/ of a run",
+                self.weights.path.display()
+            ))
+        })
+    }
+
+    /// The maps that can have an adapter.
+    pub fn lora_targets(&self) -> Result<Vec<LoraTarget>, CliError> {
+        let checkpoint = self.published()?;
+        Ok(lora_targets(checkpoint.family, &checkpoint.config))
+    }
+
+    /// From now on adapters learn beside weights that stay as they are stored.
+    pub fn freeze(&mut self, lora: LoraConfig) -> Result<(), CliError> {
+        self.family = Some(self.published()?.family);
+        if let Some(checkpoint) = &mut self.weights.checkpoint {
+            checkpoint.keep_as_stored().map_err(CliError::input)?;
+            checkpoint.config.lora = Some(lora);
+            self.config = checkpoint.model_config();
+        }
+        self.config.check().map_err(CliError::input)
+    }
+
+    /// The family of a model that learns adapters.
+    pub fn family(&self) -> Result<&'static Family, CliError> {
+        self.family.ok_or_else(|| CliError::input("no published model to go on from"))
     }
 
     /// The weights, which are closed when they have been read.
@@ -124,6 +162,12 @@ impl Weights {
             SavedModel::Network(model) => Ok(*model),
             SavedModel::Counts(_) => Err(CliError::input("counts are not trained by gradients")),
         }
+    }
+
+    /// Bytes of published files, which are mapped while weights are read.
+    pub fn file_bytes(&self) -> u64 {
+        let paths = self.checkpoint.iter().flat_map(|checkpoint| checkpoint.tensors.paths());
+        paths.filter_map(|path| std::fs::metadata(path).ok()).map(|m| m.len()).sum()
     }
 
     /// The SHA-256 of the weights.

@@ -1,6 +1,6 @@
 //! `autoreg inspect`: what is in a model's files, and what running it will take. No weight is read.
 
-use crate::cmd::model::predicted;
+use crate::cmd::model::{located, predicted};
 use crate::cmd::{KvArgs, json};
 use crate::error::CliError;
 use crate::term::{self, mib, thousands};
@@ -58,11 +58,9 @@ struct Facts {
 
 /// Tells as told.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
-    let mut facts = if families::is_published(&args.model) {
-        published(&args.model)?
-    } else {
-        run_folder(&args.model)?
-    };
+    let model = located(&args.model)?;
+    let mut facts =
+        if families::is_published(&model) { published(&model)? } else { run_folder(&model)? };
     if let ModelConfig::Transformer(config) = &mut facts.config {
         config.kv = args.kv.kind();
     }

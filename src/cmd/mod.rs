@@ -42,6 +42,14 @@ pub struct KvArgs {
     pub kv: Kv,
 }
 
+/// What is merged into a model's weights.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct AdapterArgs {
+    /// A PEFT folder (LoRA) to merge into the weights of a GGUF file or a Hugging Face folder
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<std::path::PathBuf>,
+}
+
 /// A way of keeping keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kv {

@@ -7,6 +7,8 @@ use corpus::Dataset;
 use decoding::{Rule, Rules};
 use engine::{Ahead, CountSource, Each, Error, NetworkSource, Room, Source};
 use families::Checkpoint;
+#[cfg(feature = "hub")]
+use hub::{Hub, Place, Wanted};
 use kernels::{KvKind, Team};
 use ledger::Plan;
 use models::{Model, ModelConfig};
@@ -48,6 +50,37 @@ pub struct Template {
     pub eos_token: String,
 }
 
+/// Where a MODEL argument is: the path, or what the hub's cache has of a repository of that name.
+///
+/// # Errors
+/// A name of a repository that the cache lacks.
+#[cfg(feature = "hub")]
+pub fn located(model: &Path) -> Result<PathBuf, CliError> {
+    let name = model.to_str().filter(|name| name.split('/').count() == 2 && !model.exists());
+    let wanted = name.filter(|name| !name.starts_with(['.', '/', '~']));
+    let Some((name, wanted)) = wanted.and_then(|n| Some((n, n.parse::<Wanted>().ok()?))) else {
+        return Ok(model.to_owned());
+    };
+    let Ok(place) = Place::from_env() else { return Ok(model.to_owned()) };
+    let hub = Hub::new(Place { offline: true, ..place }).map_err(CliError::failed)?;
+    let found = hub.pull(&wanted, &mut |_| {}).map_err(|error| {
+        CliError::input(format!(
+            "{name}: no such file or folder, and as a repository: {error}; `autoreg pull {name}` \
+             fetches it"
+        ))
+    })?;
+    Ok(found.model)
+}
+
+/// Where a MODEL argument is: the path. This program was built without the client of a hub.
+///
+/// # Errors
+/// None.
+#[cfg(not(feature = "hub"))]
+pub fn located(model: &Path) -> Result<PathBuf, CliError> {
+    Ok(model.to_owned())
+}
+
 impl Opened {
     /// Reads a model.
     pub fn open(dir: &Path) -> Result<Self, CliError> {
@@ -56,16 +89,30 @@ impl Opened {
 
     /// Reads a model whose keys and values are to be kept so.
     pub fn open_with(dir: &Path, kv: KvKind) -> Result<Self, CliError> {
-        let mut opened = Self::any(dir, kv)?;
+        let mut opened = Self::any(&located(dir)?, kv)?;
         if let SavedModel::Network(model) = &mut opened.saved {
             model.keep_kv_as(kv);
         }
         Ok(opened)
     }
 
+    /// The same with an adapter merged into its weights: a PEFT folder.
+    pub fn open_adapted(dir: &Path, kv: KvKind, adapter: Option<&Path>) -> Result<Self, CliError> {
+        let Some(adapter) = adapter else { return Self::open_with(dir, kv) };
+        let dir = &located(dir)?;
+        if !families::is_published(dir) {
+            return Err(CliError::input(format!(
+                "--adapter: {} is no published model; adapters belong to GGUF files and Hugging \
+                 Face folders",
+                dir.display()
+            )));
+        }
+        Self::published(dir, kv, Some(adapter))
+    }
+
     fn any(dir: &Path, kv: KvKind) -> Result<Self, CliError> {
         if families::is_published(dir) {
-            return Self::published(dir, kv);
+            return Self::published(dir, kv, None);
         }
         let saved = SavedModel::open(dir).map_err(CliError::input)?;
         let tokenizer = Tokenizer::from_file(&dir.join(train::TOKENIZER_FILE));
@@ -75,20 +122,30 @@ impl Opened {
         Ok(Self { dir, saved, tokenizer, ends, begin, template: None, files: Vec::new() })
     }
 
-    fn published(path: &Path, kv: KvKind) -> Result<Self, CliError> {
+    fn published(path: &Path, kv: KvKind, adapter: Option<&Path>) -> Result<Self, CliError> {
         let mut checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
         checkpoint.config.kv = kv;
         checkpoint.keep_as_stored().map_err(CliError::input)?;
+        let open = |path| families::Adapter::open(path, checkpoint.family, &checkpoint.config);
+        let adapter = adapter.map(open).transpose().map_err(CliError::input)?;
+        // What an adapter changes is kept as values.
+        for changed in adapter.iter().flat_map(|adapter| adapter.parameters()) {
+            checkpoint.config.storage.remove(changed);
+        }
         for note in &checkpoint.notes {
             term::note(&format!("note: {note}"));
         }
         let threads = Team::available();
         room_for(&checkpoint, path, threads)?;
-        let model = checkpoint.load(threads).map_err(CliError::failed)?;
+        let mut model = checkpoint.load(threads).map_err(CliError::failed)?;
+        if let Some(adapter) = &adapter {
+            adapter.merge(&mut model).map_err(CliError::failed)?;
+        }
         let own = checkpoint.tokenizer.specials().bos;
         let named = checkpoint.bos_token.as_deref();
         let begin = own.or_else(|| named.and_then(|name| checkpoint.tokenizer.id(name)));
-        let files = checkpoint.tensors.paths().map(Path::to_owned).collect();
+        let files = checkpoint.tensors.paths().map(Path::to_owned);
+        let files = files.chain(adapter.iter().flat_map(|adapter| adapter.files())).collect();
         Ok(Self {
             dir: path.to_owned(),
             saved: SavedModel::Network(Box::new(model)),

@@ -1,7 +1,7 @@
 //! `autoreg score`: what a model makes of a given text, token by token; or of many, one a line.
 
 use crate::cmd::model::{AnySource, Opened, engine_error, text_of, without_last_line_end};
-use crate::cmd::{KvArgs, json};
+use crate::cmd::{AdapterArgs, KvArgs, json};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
@@ -50,6 +50,9 @@ pub struct ScoreArgs {
     /// How keys and values are kept
     #[command(flatten)]
     pub kv: KvArgs,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -60,7 +63,8 @@ pub struct ScoreArgs {
 
 /// Scores as told.
 pub fn run(args: &ScoreArgs) -> Result<(), CliError> {
-    let opened = Opened::open_with(&args.model, args.kv.kind())?;
+    let opened =
+        Opened::open_adapted(&args.model, args.kv.kind(), args.adapter.adapter.as_deref())?;
     let mut source = opened.source(args.threads)?;
     if let Some(path) = &args.jsonl {
         return lines(args, &opened, &mut source, path);

@@ -2,7 +2,7 @@
 
 use crate::cmd::draft::{self, USUAL_DRAFTS};
 use crate::cmd::model::{Opened, Template, engine_error};
-use crate::cmd::{KvArgs, team};
+use crate::cmd::{AdapterArgs, KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
 use chat::ChatTemplate;
@@ -59,6 +59,9 @@ pub struct ServeArgs {
     /// The PEM file of its private key
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// The sizes of cache and steps
     #[command(flatten)]
     pub batching: BatchingArgs,
@@ -142,18 +145,8 @@ impl BatchingArgs {
             (usize::from(self.page_tokens), usize::from(self.max_sequences));
         let context = config.context_limit().unwrap_or(USUAL_CONTEXT);
         let full = context.div_ceil(page_tokens) * sequences;
-        // The draft's pool has as many pages.
-        let a_token = |config: &ModelConfig| NetworkExecutor::bytes_per_token(config);
-        let bytes = (a_token(config) + draft.map_or(0, a_token)) * page_tokens as u64;
+        let a_token = NetworkExecutor::bytes_per_token(config);
         let free = ledger::available_bytes().unwrap_or(u64::MAX);
-        let (pages, why) = match self.kv_tokens {
-            Some(0) => return Err(CliError::input("--kv-tokens 0: at least one is needed")),
-            Some(tokens) => (tokens.div_ceil(page_tokens), "--kv-tokens"),
-            None => match (free / 2).checked_div(bytes).map(|pages| pages.max(1)) {
-                Some(pages) if pages < full as u64 => (pages as usize, "half of the memory left"),
-                _ => (full, "as many full contexts as sequences"),
-            },
-        };
         let step_tokens = usize::from(self.step_tokens).max(sequences);
         let shares = NetworkExecutor::shares(config) && !self.no_prefix_cache;
         // A state cannot take a token back.
@@ -161,7 +154,29 @@ impl BatchingArgs {
         let usual = if draft.is_some() { USUAL_DRAFTS } else { 0 };
         let drafts = usize::from(self.draft_tokens.unwrap_or(usual));
         let drafts = if pages_hold { drafts } else { 0 };
-        Ok((Limits { pages, page_tokens, step_tokens, sequences, shares, drafts }, why))
+        let window = config.window();
+        let whole =
+            Limits { pages: full, page_tokens, step_tokens, sequences, shares, drafts, window };
+        // The draft's pool has as many pages, for all of its layers.
+        let a_page = Limits { pages: 1, window: None, ..whole };
+        let drafts_page = draft.map_or(0, |draft| NetworkExecutor::pool_bytes(draft, &a_page));
+        let bytes = a_token * page_tokens as u64 + drafts_page;
+        // What layers with a window keep does not grow with the pages.
+        let all = full as u64 * a_token * page_tokens as u64;
+        let near = NetworkExecutor::pool_bytes(config, &whole).saturating_sub(all);
+        let (pages, why) = match self.kv_tokens {
+            Some(0) => return Err(CliError::input("--kv-tokens 0: at least one is needed")),
+            Some(tokens) => (tokens.div_ceil(page_tokens), "--kv-tokens"),
+            None => {
+                match (free / 2).saturating_sub(near).checked_div(bytes).map(|pages| pages.max(1)) {
+                    Some(pages) if pages < full as u64 => {
+                        (pages as usize, "half of the memory left")
+                    }
+                    _ => (full, "as many full contexts as sequences"),
+                }
+            }
+        };
+        Ok((Limits { pages, ..whole }, why))
     }
 }
 
@@ -240,8 +255,8 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let runtime_bytes = ledger::resident_bytes();
-    let kv = args.batching.kv.kind();
-    let opened = Opened::open_with(&args.model, kv)?;
+    let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
+    let opened = Opened::open_adapted(&args.model, kv, adapter)?;
     let guesser =
         args.batching.draft.as_deref().map(|path| draft::open(path, kv, &opened)).transpose()?;
     let digest = opened.digest()?;
@@ -252,10 +267,11 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let (limits, why) = args.batching.limits(&saved.config(), guessing.as_ref())?;
     let team = team(args.batching.threads)?;
     let mut plan = plan(&saved, &limits, team.threads())?;
+    let without_window = Limits { window: None, ..limits };
     let guesser = match guesser {
         None => None,
         Some(opened) => {
-            let own = plan_draft(&opened.saved, &limits, team.threads())?;
+            let own = plan_draft(&opened.saved, &without_window, team.threads())?;
             let told = Guesser {
                 name: name_of(&opened.dir),
                 digest: opened.digest()?,
@@ -274,7 +290,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let mut engine = Engine::new(ready.executor, limits, &tokenizer).map_err(engine_error)?;
     let mut guesses = None;
     if let Some((saved, told)) = guesser {
-        let ready = Shared::new(saved).ready(&limits, &team)?;
+        let ready = Shared::new(saved).ready(&without_window, &team)?;
         let draft = Draft::new(ready.executor, &limits).map_err(engine_error)?;
         (engine, guesses) = (engine.with_draft(draft), Some(told));
     }

@@ -126,6 +126,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
             sequences: way.company,
             shares: way.shares && shares,
             drafts: if shares { way.drafts } else { 0 },
+            window: config.window(),
         };
         let ready = shared.ready(&limits, &team)?;
         let started = Instant::now();

@@ -58,7 +58,7 @@ impl<'a> NetworkSource<'a> {
         let workload = workload(config, prompt.min(MOST_ROWS), room, threads);
         let mut plan = Runner::plan(config, &workload)?;
         for _ in 0..room.sequences {
-            plan.extend(Cache::plan(config, workload.longest));
+            plan.extend(Cache::plan(config, workload.longest, workload.rows));
         }
         Ok(plan)
     }
@@ -68,7 +68,7 @@ impl<'a> NetworkSource<'a> {
         self.runner = None;
         self.caches.clear();
         let workload = workload(self.model.config(), rows, room, self.team.threads());
-        self.caches.push(Cache::new(self.model, workload.longest)?);
+        self.caches.push(Cache::new(self.model, workload.longest, workload.rows)?);
         self.read = vec![0];
         self.runner = Some(Runner::new(self.model, workload, &self.team)?);
         Ok(())

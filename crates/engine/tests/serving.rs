@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{VOCABULARY, networks, networks_by_kv, request, source, tokenizer};
+use common::{VOCABULARY, networks, networks_by_kv, request, source, tokenizer, windowed};
 use decoding::{Choice, Rule, Rules};
 use engine::serving::{
     Asked, Chosen, Draft, Engine, Event, Executor, Limits, NetworkExecutor, PageId, Piece, Refusal,
@@ -112,7 +112,15 @@ fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
 }
 
 fn limits(pages: usize, page_tokens: usize) -> Limits {
-    Limits { pages, page_tokens, step_tokens: 32, sequences: 4, shares: true, drafts: 0 }
+    Limits {
+        pages,
+        page_tokens,
+        step_tokens: 32,
+        sequences: 4,
+        shares: true,
+        drafts: 0,
+        window: None,
+    }
 }
 
 /// What came of requests: choices by sequence, how they ended, cached tokens.
@@ -530,7 +538,9 @@ fn the_same_answer_in_any_company() {
         {
             // A state cannot take a token back.
             let drafts = if shares { drafts } else { 0 };
-            let limits = Limits { pages, page_tokens, step_tokens, sequences, shares, drafts };
+            let window = model.config().window();
+            let limits =
+                Limits { pages, page_tokens, step_tokens, sequences, shares, drafts, window };
             let team = Arc::new(Team::new(threads));
             let executor = NetworkExecutor::new(Arc::clone(&model), &limits, &team).unwrap();
             let mut engine = Engine::new(Box::new(executor), limits, &tokenizer()).unwrap();
@@ -594,8 +604,16 @@ fn means_are_the_same_in_any_company() {
         let shares = NetworkExecutor::shares(model.config());
         let mut all: Vec<BTreeMap<RequestId, Vec<f32>>> = Vec::new();
         for (step_tokens, sequences) in [(64, 1), (7, 5), (64, 8)] {
-            let limits =
-                Limits { pages: 60, page_tokens: 4, step_tokens, sequences, shares, drafts: 0 };
+            let window = model.config().window();
+            let limits = Limits {
+                pages: 60,
+                page_tokens: 4,
+                step_tokens,
+                sequences,
+                shares,
+                drafts: 0,
+                window,
+            };
             let team = Arc::new(Team::new(2));
             let executor = NetworkExecutor::new(Arc::clone(&model), &limits, &team).unwrap();
             let mut engine = Engine::new(Box::new(executor), limits, &tokenizer()).unwrap();
@@ -664,4 +682,52 @@ fn the_thread_answers_cancels_and_refuses() {
     drop(refused);
     drop(handle);
     thread.join().unwrap();
+}
+
+/// Texts many times as long as a window and a tile: what lies behind is given back, and answers are
+/// those of a model that sees the whole text at once.
+#[test]
+fn layers_with_a_window_keep_only_what_it_reaches() {
+    let model = Arc::new(windowed());
+    let long = |i: u64, n: u64| -> Vec<u32> {
+        (0..n).map(|j| mix(if j < 200 { j } else { j * 7 + i }) as u32 % 7).collect()
+    };
+    let asked = |i: u64| greedy(&long(i, 230 + 9 * i), 40);
+    let expected: Vec<_> = (0..4).map(|i| alone(&model, &asked(i))).collect();
+    let team = Arc::new(Team::new(2));
+    for (page_tokens, step_tokens) in [(16, 64), (4, 9), (64, 300)] {
+        let limits = Limits {
+            pages: 400 * 5 / page_tokens,
+            page_tokens,
+            step_tokens,
+            sequences: 3,
+            shares: true,
+            drafts: 2,
+            window: model.config().window(),
+        };
+        let near_pages = limits.kv_pages().near;
+        assert!(near_pages < limits.pages, "{near_pages}");
+        let executor = NetworkExecutor::new(Arc::clone(&model), &limits, &team).unwrap();
+        let mut engine = Engine::new(Box::new(executor), limits, &tokenizer()).unwrap();
+        let (mut heard, mut most) = (Heard::default(), 0);
+        for id in 0..4 {
+            engine.submit(id + 1, Asked::plain(asked(id))).unwrap();
+        }
+        for step in 0..4000 {
+            if step % 50 == 49 && step < 400 {
+                engine.preempt_youngest();
+            }
+            heard.take(engine.step().1);
+            engine.scheduler().check().unwrap();
+            let pool = engine.scheduler().near_pool().unwrap();
+            most = most.max(pool.num_pages() - pool.num_free());
+        }
+        assert!(engine.is_idle());
+        for (i, told) in expected.iter().enumerate() {
+            assert_eq!(bits(&heard.choices[&(i as u64 + 1, 0)]), bits(&told[0].0), "{page_tokens}");
+        }
+        let totals = engine.scheduler().totals();
+        assert!(totals.hit >= 128, "{} tokens found: the beginning is shared", totals.hit);
+        assert!(most > 0 && most <= near_pages, "{most} of {near_pages}");
+    }
 }

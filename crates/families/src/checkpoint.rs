@@ -96,7 +96,9 @@ impl Shapes<'_> {
         let error = |source| Error::Model { path: self.path.to_owned(), source };
         let layout = Model::layout_of(&config).map_err(error)?;
         let mut all = Vec::new();
-        for (parameter, spec) in layout.specs().iter().enumerate() {
+        // Adapters are in no file of the model.
+        let own = layout.specs().iter().enumerate().filter(|(_, s)| !models::is_adapter(&s.name));
+        for (parameter, spec) in own {
             self.bind(parameter, spec, &mut all)?;
         }
         Ok(all)

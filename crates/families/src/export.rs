@@ -55,6 +55,9 @@ pub enum ExportError {
         /// What the system said.
         source: io::Error,
     },
+    /// There is nothing that a PEFT folder could hold.
+    #[error("the model has no adapter on a matrix of its own in a Hugging Face folder")]
+    NoAdapter,
     /// The weights cannot be written.
     #[error(transparent)]
     Tensors(#[from] formats::Error),
@@ -230,6 +233,7 @@ pub(crate) fn described(
 pub(crate) fn spelled_out(c: &TransformerConfig) -> TransformerConfig {
     let mut out = c.clone();
     out.storage.clear();
+    out.lora = None;
     out.kv = Default::default();
     out.num_key_value_heads = Some(c.kv_heads());
     out.head_dim = Some(c.head_size());

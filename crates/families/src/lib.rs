@@ -19,6 +19,7 @@ mod gpt2;
 mod keys;
 mod llama;
 mod mix;
+mod peft;
 mod qwen2;
 mod qwen3;
 mod rope;
@@ -30,6 +31,7 @@ pub use error::Error;
 pub use export::{ExportError, Words, can_export, export};
 pub use family::Family;
 pub use mix::Mix;
+pub use peft::{Adapter, lora_targets, write_peft};
 
 /// Every family.
 pub const ALL: [&Family; 5] =

@@ -27,7 +27,7 @@ fn logits(model: &Model, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
     let workload =
         Workload { rows: ids.len(), sequences: 1, longest: ids.len(), threads: 2, training: false };
     let mut runner = Runner::new(model, workload, &team).unwrap();
-    let mut caches = [Cache::new(model, ids.len()).unwrap()];
+    let mut caches = [Cache::new(model, ids.len(), ids.len()).unwrap()];
     let (mut all, mut past) = (Vec::new(), 0);
     for &len in pieces {
         let mut batch = Batch::default();

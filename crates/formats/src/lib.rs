@@ -28,6 +28,6 @@ pub use kind::TensorKind;
 pub use metadata::{KeyError, MetaValue, Metadata};
 pub use quantise::{largest, quantise};
 pub use safetensors_writer::stream_tensors;
-pub use shards::open_shards;
+pub use shards::{open_shards, open_tensors};
 pub use store::{StoredTensor, TensorStore};
 pub use tensors::{Error, TensorFile, TensorRef, Values, write_tensors};

@@ -51,6 +51,16 @@ pub fn open_shards(folder: &Path) -> Result<TensorStore, Error> {
     Ok(store)
 }
 
+/// Opens one safetensors file, whatever its name.
+///
+/// # Errors
+/// When it does not hold.
+pub fn open_tensors(path: &Path) -> Result<TensorStore, Error> {
+    let mut store = TensorStore::default();
+    add_file(path, &mut store)?;
+    Ok(store)
+}
+
 fn add_file(path: &Path, store: &mut TensorStore) -> Result<(), Error> {
     let map =
         MappedFile::open(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;

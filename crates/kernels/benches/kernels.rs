@@ -58,11 +58,13 @@ fn main() {
         let (mut losses, mut dx) = (vec![0.0; rows], vec![0.0; rows * width]);
         let (mut dw, mut db) = (vec![0.0; vocab * width], vec![0.0; vocab]);
         let mut work = vec![0.0; head_workspace(width, vocab, true)];
+        let mut log_z = vec![0.0; rows];
         let shape = HeadShape { rows, width, vocab, soft_cap: None };
         let flops = 6.0 * (rows * width * vocab) as f64;
         report(&format!("head {rows}×{width}×{vocab}, with gradients"), flops, || {
             let (d_x, d_weight, d_bias) = (&mut dx[..], &mut dw[..], &mut db[..]);
-            let mut out = HeadOutput::Gradients { scale: 1e-3, d_x, d_weight, d_bias };
+            let log_z = &mut log_z[..];
+            let mut out = HeadOutput::Gradients { scale: 1e-3, d_x, d_weight, d_bias, log_z };
             head_cross_entropy(
                 &team,
                 shape,

@@ -15,6 +15,13 @@ pub(crate) fn available() -> bool {
     *FOUND.get_or_init(|| processor_has_tiles() && system_keeps_tiles() && permitted())
 }
 
+/// Whether [`bf16_products`] may be taken as well.
+pub(crate) fn has_bf16() -> bool {
+    const WANTED: u32 = 1 << 22;
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| available() && __cpuid_count(7, 0).edx & WANTED == WANTED)
+}
+
 /// AMX-TILE and AMX-INT8.
 fn processor_has_tiles() -> bool {
     const WANTED: u32 = 1 << 24 | 1 << 25;
@@ -73,9 +80,10 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    /// For [`byte_products`]: `rows` rows (up to 16) of `columns` bytes (up to 64, a multiple of 4)
-    /// times as many rows of sixteen codes.
-    pub(crate) const fn byte_products(rows: u8, columns: u8) -> Shapes {
+    /// For `rows` rows of x (up to 16): tiles 0 and 1 hold their sums for sixteen outputs; tiles 2 and
+    /// 3 take `columns` bytes of each row (up to 64, a multiple of 4), tiles 4 and 5 the codes that go
+    /// with them.
+    pub(crate) const fn of(rows: u8, columns: [u8; 2]) -> Shapes {
         let mut shapes = Shapes {
             palette: 1,
             start_row: 0,
@@ -83,15 +91,24 @@ impl Shapes {
             row_bytes: [0; 16],
             rows: [0; 16],
         };
-        let mut sum = 0;
-        while sum < 2 {
-            (shapes.rows[sum], shapes.row_bytes[sum]) = (rows, 64);
-            (shapes.rows[2 + sum], shapes.row_bytes[2 + sum]) = (rows, columns as u16);
-            sum += 1;
+        let mut i = 0;
+        while i < 2 {
+            (shapes.rows[i], shapes.row_bytes[i]) = (rows, 64);
+            (shapes.rows[2 + i], shapes.row_bytes[2 + i]) = (rows, columns[i] as u16);
+            (shapes.rows[4 + i], shapes.row_bytes[4 + i]) = (columns[i] / 4, 64);
+            i += 1;
         }
-        (shapes.rows[4], shapes.row_bytes[4]) = (columns / 4, 64);
         shapes
     }
+
+    /// For [`bf16_products`]: eight whole tiles.
+    pub(crate) const WHOLE: Shapes = Shapes {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+        rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+    };
 
     /// Gives all tiles of this thread their shapes, and zeros.
     ///
@@ -114,42 +131,184 @@ pub(crate) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack)) }
 }
 
-/// Sixteen rows of sixteen sums, twice.
+/// Sixteen rows of sixteen sums.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct Sums(pub(crate) [[[i32; 16]; 16]; 2]);
+pub(crate) struct Sums(pub(crate) [[i32; 16]; 16]);
 
-/// `sums[digit][r][n]` = Σ over k of x[digit][r][k]·codes[k][n], x signed and codes unsigned bytes.
-/// Rows of x lie `stride` bytes apart, the second digit `second` bytes after the first; four
-/// neighbouring codes of sixteen outputs stand together.
+/// How far rows of x, of codes and of sums lie apart.
+const ROW: usize = 64;
+
+/// Products of signed bytes x with codes, four neighbouring codes of sixteen outputs standing together:
+/// `sums[r][n]` = Σ over k of x[r][k]·codes[k][n]. Rows of x lie 64 bytes apart.
+macro_rules! products {
+    ($(#[$doc:meta])* $name:ident, $product:literal) => {
+        $(#[$doc])*
+        pub(crate) mod $name {
+            use super::{ROW, Sums, asm};
+
+            /// Tile 2's columns.
+            ///
+            /// # Safety
+            /// Shapes are configured; x and codes are readable in those of tiles 2 and 4.
+            #[inline(always)]
+            pub(crate) unsafe fn once(x: *const i8, codes: *const u8, sums: *mut Sums) {
+                // SAFETY: reads what the caller promises, writes the 1 KiB of sums.
+                unsafe {
+                    asm!(
+                        "tilezero tmm0",
+                        "tileloadd tmm4, [{codes} + {row}*1]",
+                        "tileloadd tmm2, [{x} + {row}*1]",
+                        concat!($product, " tmm0, tmm2, tmm4"),
+                        "tilestored [{sums} + {row}*1], tmm0",
+                        codes = in(reg) codes,
+                        row = in(reg) ROW,
+                        x = in(reg) x,
+                        sums = in(reg) sums,
+                        options(nostack),
+                    );
+                }
+            }
+
+            /// Tile 2's columns, and those of tile 3 once more, from the same places.
+            ///
+            /// # Safety
+            /// As [`once`]; tiles 3 and 5 are no wider than 2 and 4.
+            #[inline(always)]
+            pub(crate) unsafe fn twice(x: *const i8, codes: *const u8, sums: *mut Sums) {
+                // SAFETY: reads what the caller promises, writes the 1 KiB of sums.
+                unsafe {
+                    asm!(
+                        "tilezero tmm0",
+                        "tileloadd tmm4, [{codes} + {row}*1]",
+                        "tileloadd tmm2, [{x} + {row}*1]",
+                        concat!($product, " tmm0, tmm2, tmm4"),
+                        "tileloadd tmm5, [{codes} + {row}*1]",
+                        "tileloadd tmm3, [{x} + {row}*1]",
+                        concat!($product, " tmm0, tmm3, tmm5"),
+                        "tilestored [{sums} + {row}*1], tmm0",
+                        codes = in(reg) codes,
+                        row = in(reg) ROW,
+                        x = in(reg) x,
+                        sums = in(reg) sums,
+                        options(nostack),
+                    );
+                }
+            }
+        }
+    };
+}
+
+products!(
+    /// Codes are unsigned bytes.
+    unsigned, "tdpbsud"
+);
+products!(
+    /// Codes are signed bytes.
+    signed, "tdpbssd"
+);
+
+/// As [`signed`], of tile 2's columns of x, and of tile 3's `further` bytes on, each with its own sums.
 ///
 /// # Safety
-/// Shapes for byte products are configured; x and codes are readable in those shapes.
+/// As [`signed::once`]; x is readable there too.
 #[inline(always)]
-pub(crate) unsafe fn byte_products(
+pub(crate) unsafe fn apart(
     x: *const i8,
-    stride: usize,
-    second: usize,
+    further: usize,
     codes: *const u8,
-    sums: &mut Sums,
+    [first, second]: [*mut Sums; 2],
 ) {
-    // SAFETY: reads what the caller promises, writes the 2 KiB of sums.
+    // SAFETY: reads what the caller promises, writes 1 KiB of sums twice.
     unsafe {
         asm!(
             "tilezero tmm0",
             "tilezero tmm1",
-            "tileloadd tmm4, [{codes} + {line}*1]",
-            "tileloadd tmm2, [{x} + {stride}*1]",
-            "tdpbsud tmm0, tmm2, tmm4",
-            "tileloadd tmm3, [{second} + {stride}*1]",
-            "tdpbsud tmm1, tmm3, tmm4",
-            "tilestored [{sums} + {line}*1], tmm0",
-            "tilestored [{sums} + {line}*1 + 1024], tmm1",
+            "tileloadd tmm4, [{codes} + {row}*1]",
+            "tileloadd tmm2, [{x} + {row}*1]",
+            "tdpbssd tmm0, tmm2, tmm4",
+            "tileloadd tmm3, [{y} + {row}*1]",
+            "tdpbssd tmm1, tmm3, tmm4",
+            "tilestored [{first} + {row}*1], tmm0",
+            "tilestored [{second} + {row}*1], tmm1",
             codes = in(reg) codes,
-            line = in(reg) 64usize,
+            row = in(reg) ROW,
             x = in(reg) x,
+            y = in(reg) x.wrapping_add(further),
+            first = in(reg) first,
+            second = in(reg) second,
+            options(nostack),
+        );
+    }
+}
+
+/// C (32×32, lines `stride` bytes apart) = (C if `keep`, else 0) + A·B over `steps` times 32 values of
+/// K. A step of A is two tiles of sixteen rows of 32 values, a step of B two tiles of sixteen columns:
+/// sixteen lines of pairs of neighbours along K.
+///
+/// Each step adds the products with even k and those with odd k apart, in ascending order, then their
+/// sum to C; denormal numbers count as zero.
+///
+/// # Safety
+/// [`has_bf16`] said yes and [`Shapes::WHOLE`] is configured; all is readable or writable in those
+/// shapes.
+#[inline(always)]
+pub(crate) unsafe fn bf16_products(
+    a: *const u32,
+    b: *const u32,
+    steps: usize,
+    c: *mut f32,
+    stride: usize,
+    keep: bool,
+) {
+    let lower = c.wrapping_byte_add(16 * stride);
+    // SAFETY: the caller's.
+    unsafe {
+        if keep {
+            asm!(
+                "tileloadd tmm0, [{c} + {stride}*1]",
+                "tileloadd tmm1, [{c} + {stride}*1 + 64]",
+                "tileloadd tmm2, [{lower} + {stride}*1]",
+                "tileloadd tmm3, [{lower} + {stride}*1 + 64]",
+                c = in(reg) c,
+                lower = in(reg) lower,
+                stride = in(reg) stride,
+                options(nostack, readonly),
+            );
+        } else {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem)
+            );
+        }
+        asm!(
+            "2:",
+            "tileloadd tmm4, [{a} + {line}*1]",
+            "tileloadd tmm6, [{b} + {line}*1]",
+            "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm5, [{a} + {line}*1 + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 2048",
+            "add {b}, 2048",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{c} + {stride}*1], tmm0",
+            "tilestored [{c} + {stride}*1 + 64], tmm1",
+            "tilestored [{lower} + {stride}*1], tmm2",
+            "tilestored [{lower} + {stride}*1 + 64], tmm3",
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            steps = inout(reg) steps => _,
+            line = in(reg) 64usize,
+            c = in(reg) c,
+            lower = in(reg) lower,
             stride = in(reg) stride,
-            second = in(reg) x.wrapping_add(second),
-            sums = in(reg) sums,
             options(nostack),
         );
     }
@@ -164,28 +323,52 @@ mod tests {
         if !available() {
             return;
         }
-        let x: Vec<i8> = (0..16 * 200).map(|i| (i * 37 % 255 - 127) as i8).collect();
-        let codes: Vec<u8> = (0..512).map(|i| (i * 91 % 256) as u8).collect();
-        for (rows, columns) in [(16, 32), (8, 32), (5, 16)] {
-            let mut sums = Sums([[[-1; 16]; 16]; 2]);
-            // SAFETY: tiles are there; the slices hold the shapes.
-            unsafe {
-                Shapes::byte_products(rows, columns).configure();
-                byte_products(x.as_ptr(), 200, 100, codes.as_ptr(), &mut sums);
-                release();
-            }
-            for digit in 0..2 {
-                for (r, found) in sums.0[digit].iter().enumerate().take(rows.into()) {
-                    for (n, &found) in found.iter().enumerate() {
-                        let product = |k: usize| {
-                            let code = codes[k / 4 * 64 + n * 4 + k % 4];
-                            i32::from(x[r * 200 + digit * 100 + k]) * i32::from(code)
+        let x: Vec<i8> = (0..16 * 64 + 64).map(|i| (i * 37 % 255 - 127) as i8).collect();
+        let codes: Vec<u8> = (0..1024).map(|i| (i * 91 % 256) as u8).collect();
+        let right = |signed: bool, from: usize, r: usize, n: usize, columns: u8| -> i32 {
+            let product = |k: usize| {
+                let code = codes[k / 4 * 64 + n * 4 + k % 4];
+                let code = if signed { code.cast_signed().into() } else { i32::from(code) };
+                i32::from(x[r * ROW + from + k]) * code
+            };
+            (0..columns.into()).map(product).sum()
+        };
+        for (rows, [wide, narrow]) in [(16, [64, 32]), (8, [64, 16]), (5, [32, 32])] {
+            for is_signed in [false, true] {
+                let mut sums = [Sums([[-1; 16]; 16]); 4];
+                let [once, twice, first, second] = &mut sums;
+                // SAFETY: tiles are there; the slices hold the shapes.
+                unsafe {
+                    Shapes::of(rows, [wide, narrow]).configure();
+                    let (x, codes) = (x.as_ptr(), codes.as_ptr());
+                    if is_signed {
+                        signed::once(x, codes, once);
+                        signed::twice(x, codes, twice);
+                    } else {
+                        unsigned::once(x, codes, once);
+                        unsigned::twice(x, codes, twice);
+                    }
+                    Shapes::of(rows, [narrow, narrow]).configure();
+                    apart(x, 32, codes, [first, second]);
+                    release();
+                }
+                for r in 0..16 {
+                    for n in 0..16 {
+                        let here = |from, columns| right(is_signed, from, r, n, columns);
+                        let signed = |from| right(true, from, r, n, narrow);
+                        let expected = match r < rows.into() {
+                            true => [
+                                here(0, wide),
+                                here(0, wide) + here(0, narrow),
+                                signed(0),
+                                signed(32),
+                            ],
+                            false => [-1; 4],
                         };
-                        assert_eq!(found, (0..columns.into()).map(product).sum::<i32>());
+                        assert_eq!(sums.map(|s| s.0[r][n]), expected);
                     }
                 }
             }
-            assert!(sums.0[0].iter().skip(rows.into()).flatten().all(|&sum| sum == -1));
         }
     }
 }

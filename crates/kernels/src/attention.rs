@@ -6,10 +6,10 @@
 //! query's result is one chain over the keys before it, so neither the chunking of a prompt nor
 //! what follows changes its bits. After Dao et al., "FlashAttention", arXiv 2205.14135.
 
-use crate::kv::{KvKind, bytes};
+use crate::kv::{Kv, Run, gather};
 use crate::lanes::{LANES, Lanes, stamp};
 use crate::math;
-use crate::matmul::{Init, Strided, block, gather_raw};
+use crate::matmul::{Init, Strided, block};
 use crate::split::Split;
 use crate::team::Team;
 
@@ -38,87 +38,6 @@ impl AttentionShape {
     /// The first position that the query at `position` sees.
     fn first_seen(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
-    }
-}
-
-/// Keys and values of one sequence, in pages: position j stands at row
-/// `pages[j / page_tokens]·page_tokens + j % page_tokens`; rows start `stride` words of four bytes
-/// apart, and the heads of a row stand end to end. What a page holds and where it lies changes no
-/// bit of a result.
-#[derive(Clone, Copy, Debug)]
-pub struct Kv<'a> {
-    /// Keys; raw bits where `kind` is not F32.
-    pub keys: &'a [f32],
-    /// Values, alike.
-    pub values: &'a [f32],
-    /// How both are kept.
-    pub kind: KvKind,
-    /// Distance of neighbouring rows in words.
-    pub stride: usize,
-    /// The page table.
-    pub pages: &'a [u32],
-    /// Positions that a page holds.
-    pub page_tokens: usize,
-}
-
-impl<'a> Kv<'a> {
-    /// Positions in order from the beginning: a single page.
-    pub fn whole(keys: &'a [f32], values: &'a [f32], stride: usize) -> Kv<'a> {
-        let (kind, pages) = (KvKind::F32, &[0]);
-        Kv { keys, values, kind, stride, pages, page_tokens: usize::MAX }
-    }
-
-    /// Copies what head `group` has of `count` positions from `from` on, end to end, as f32.
-    fn gather(
-        &self,
-        from: usize,
-        count: usize,
-        group: usize,
-        keys: &mut [f32],
-        values: &mut [f32],
-        d: usize,
-    ) {
-        let mut done = 0;
-        while done < count {
-            let position = from + done;
-            let (page, inside) = (position / self.page_tokens, position % self.page_tokens);
-            let run = (count - done).min(self.page_tokens - inside);
-            let row = (self.pages[page] as usize * self.page_tokens + inside) * self.stride;
-            self.gather_run(self.keys, (row, group), run, d, &mut keys[done * d..]);
-            self.gather_run(self.values, (row, group), run, d, &mut values[done * d..]);
-            done += run;
-        }
-    }
-
-    /// The same of neighbouring rows, from the word `row` on.
-    fn gather_run(
-        &self,
-        words: &[f32],
-        (row, group): (usize, usize),
-        count: usize,
-        d: usize,
-        to: &mut [f32],
-    ) {
-        if self.kind == KvKind::F32 {
-            return gather(&words[row + group * d..], self.stride, count, d, to);
-        }
-        let (stored, size) = (bytes(words), self.kind.head_bytes(d));
-        for (i, out) in to.chunks_exact_mut(d).take(count).enumerate() {
-            let at = 4 * (row + i * self.stride) + group * size;
-            self.kind.load(&stored[at..at + size], d, out);
-        }
-    }
-
-    /// Whether the pages hold so many positions, of which `width` words each are read.
-    fn holds(&self, positions: usize, width: usize) -> bool {
-        let pages = positions.div_ceil(self.page_tokens);
-        let (keys, values) = (self.keys.len(), self.values.len());
-        pages <= self.pages.len()
-            && self.pages[..pages].iter().enumerate().all(|(i, &page)| {
-                let used = (positions - i * self.page_tokens).min(self.page_tokens);
-                let last = page as usize * self.page_tokens + used - 1;
-                last * self.stride + width <= keys.min(values)
-            })
     }
 }
 
@@ -152,7 +71,16 @@ fn backward_scratch(d: usize, longest: usize) -> usize {
 pub fn attention_workspace(shape: &AttentionShape, threads: usize, longest: usize) -> usize {
     let forward = forward_scratch(shape.head_dim);
     let backward = if longest > 0 { backward_scratch(shape.head_dim, longest) } else { 0 };
-    threads * forward.max(backward)
+    threads * (forward.max(backward) + 1)
+}
+
+/// The largest score of the forward passes since the last call; a workspace is one of
+/// [`attention_workspace`].
+pub fn largest_score(workspace: &mut [f32], threads: usize) -> f32 {
+    let at = workspace.len() - threads;
+    let largest = workspace[at..].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    workspace[at..].fill(f32::NEG_INFINITY);
+    largest
 }
 
 /// out[r, h] = Σ_j softmax_j(scale·q_r·k_j)·v_j over the positions up to r's own.
@@ -175,79 +103,283 @@ pub fn attention_forward(
     let keep_lse = !lse.is_empty();
     assert!(!keep_lse || lse.len() == h * rows, "attention: a log-sum a head and row");
     let scratch = forward_scratch(d);
-    assert!(workspace.len() >= team.threads() * scratch, "attention: workspace");
-    let work = blocks_of(segments);
+    assert!(workspace.len() >= team.threads() * (scratch + 1), "attention: workspace");
+    let (workspace, largest) = workspace.split_at_mut(workspace.len() - team.threads());
+    let largest = Split::new(largest);
+    let work = pieces_of(shape, segments);
     let (out, lse, workspace) = (Split::new(out), Split::new(lse), Split::new(workspace));
-    team.worker_tasks(work.len() * h, |worker, task| {
-        let (segment, first) = work[task / h];
+    team.worker_tasks(work.len(), |worker, task| {
+        let Piece { segment, first, head, heads } = work[task];
         let segment = &segments[segment];
-        let head = task % h;
         // SAFETY: a worker's workspace is its own.
         let scratch = unsafe { workspace.part(worker * scratch..(worker + 1) * scratch) };
-        let (turned, rest) = scratch.split_at_mut(d * LINE);
-        let (scores, rest) = rest.split_at_mut(KEY_TILE * LINE);
-        let (sums, rest) = rest.split_at_mut(LINE * d);
-        let (running, rest) = rest.split_at_mut(3 * LINE);
-        let (key_rows, value_rows) = rest.split_at_mut(KEY_TILE * d);
+        let desk = Desk::new(scratch, d);
         let count = LINE.min(segment.queries - first);
-        // Lanes beyond the queries are not computed: one query costs a quarter of a line.
-        let lanes = count.next_multiple_of(LANES);
-        let row = segment.row + first;
-        turn(&q[row * q_stride + head * d..], q_stride, count, d, shape.scale, turned);
-        running[..LINE].fill(f32::NEG_INFINITY);
-        running[LINE..].fill(0.0);
-        let position = segment.past + first;
-        let group = head / (h / shape.kv_heads);
-        // A tile that a query does not see leaves its running values as they are at the start, so
-        // that it does not matter which other queries stand in its block.
-        let first_tile = shape.first_seen(position) / KEY_TILE * KEY_TILE;
-        for tile in (first_tile..position + count).step_by(KEY_TILE) {
-            let keys = KEY_TILE.min(position + count - tile);
-            segment.kv.gather(tile, keys, group, key_rows, value_rows, d);
-            // SAFETY: scratch holds whole lines and whole tiles.
-            unsafe {
-                let k = Strided { start: key_rows.as_ptr(), row: d, col: 1 };
-                block(
-                    k,
-                    turned.as_ptr(),
-                    LINE,
-                    scores.as_mut_ptr(),
-                    LINE,
-                    keys,
-                    lanes,
-                    d,
-                    Init::Zero,
-                );
-                softmax_tile(
-                    &mut scores[..keys * LINE],
-                    lanes,
-                    running,
-                    masked_from(tile, keys, position),
-                    outside(shape, tile, position, count),
-                );
-                if tile > first_tile {
-                    scale_rows(&mut sums[..count * d], &running[2 * LINE..], d);
-                }
-                let p = Strided { start: scores.as_ptr(), row: 1, col: LINE };
-                let start = if tile == first_tile { Init::Zero } else { Init::Keep };
-                block(p, value_rows.as_ptr(), d, sums.as_mut_ptr(), d, count, d, keys, start);
-            }
-        }
-        for i in 0..count {
-            let inverse = 1.0 / running[LINE + i];
+        let (row, position) = (segment.row + first, segment.past + first);
+        let piece = Lines { shape, kv: &segment.kv, position, count, head, heads };
+        let q = &q[row * q_stride + head * d..];
+        let (sums, running) = if segment.kv.lanes == LANES && heads * count <= FEW {
+            piece.few(q, q_stride, desk)
+        } else {
+            piece.many(q, q_stride, desk)
+        };
+        // SAFETY: a worker's place is its own.
+        let most = unsafe { &mut largest.part(worker..worker + 1)[0] };
+        *most = running[..heads * count].iter().copied().fold(*most, f32::max);
+        for (lane, sums) in sums.chunks_exact(d).take(heads * count).enumerate() {
+            let (head, i) = (head + lane / count, lane % count);
+            let inverse = 1.0 / running[LINE + lane];
             let at = (row + i) * h * d + head * d;
-            // SAFETY: a task's rows and head are its own.
+            // SAFETY: a piece's rows and heads are its own.
             unsafe {
                 let out = out.part(at..at + d);
-                out.iter_mut().zip(&sums[i * d..]).for_each(|(o, s)| *o = s * inverse);
+                out.iter_mut().zip(sums).for_each(|(o, s)| *o = s * inverse);
                 if keep_lse {
                     let at = head * rows + row + i;
-                    lse.part(at..at + 1)[0] = running[i] + running[LINE + i].ln();
+                    lse.part(at..at + 1)[0] = running[lane] + running[LINE + lane].ln();
                 }
             }
         }
     });
 }
+
+/// Rows of queries, over all heads of a piece, that are fewer than lanes pay for.
+const FEW: usize = 12;
+
+/// A worker's room.
+struct Desk<'a> {
+    /// Queries: turned (D×64), or row by row.
+    queries: &'a mut [f32],
+    /// 64×64: a line a key, or a row a query.
+    scores: &'a mut [f32],
+    /// A row of D a query.
+    sums: &'a mut [f32],
+    /// Maxima, sums, factors.
+    running: &'a mut [f32],
+    key_rows: &'a mut [f32],
+    value_rows: &'a mut [f32],
+}
+
+impl<'a> Desk<'a> {
+    fn new(scratch: &'a mut [f32], d: usize) -> Desk<'a> {
+        let (queries, rest) = scratch.split_at_mut(d * LINE);
+        let (scores, rest) = rest.split_at_mut(KEY_TILE * LINE);
+        let (sums, rest) = rest.split_at_mut(LINE * d);
+        let (running, rest) = rest.split_at_mut(3 * LINE);
+        let (key_rows, value_rows) = rest.split_at_mut(KEY_TILE * d);
+        running[..LINE].fill(f32::NEG_INFINITY);
+        running[LINE..].fill(0.0);
+        Desk { queries, scores, sums, running, key_rows, value_rows }
+    }
+}
+
+/// Some queries of a sequence, of some heads that share keys and values.
+struct Lines<'a> {
+    shape: &'a AttentionShape,
+    kv: &'a Kv<'a>,
+    /// Of the first query.
+    position: usize,
+    count: usize,
+    /// The first head, and how many.
+    head: usize,
+    heads: usize,
+}
+
+impl Lines<'_> {
+    fn group(&self) -> usize {
+        self.head / (self.shape.heads / self.shape.kv_heads)
+    }
+
+    /// Where tiles of keys begin that any query sees, and how many keys each has. A tile that a query
+    /// does not see leaves its running values as they are at the start, so that it does not matter which
+    /// other queries stand beside it.
+    fn tiles(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let end = self.position + self.count;
+        let first = self.shape.first_seen(self.position) / KEY_TILE * KEY_TILE;
+        (first..end).step_by(KEY_TILE).map(move |tile| (tile, KEY_TILE.min(end - tile)))
+    }
+
+    /// Queries are lanes, a line a key. Gives sums and running values.
+    fn many<'d>(&self, q: &[f32], q_stride: usize, desk: Desk<'d>) -> (&'d [f32], &'d [f32]) {
+        let (d, count, used) = (self.shape.head_dim, self.count, self.heads * self.count);
+        let Desk { queries: turned, scores, sums, running, key_rows, value_rows } = desk;
+        // Lanes beyond those used are not computed: one query costs a quarter of a line.
+        let lanes = used.next_multiple_of(LANES);
+        let mut places = [0.0; LINE];
+        for i in 0..self.heads {
+            turn(&q[i * d..], q_stride, count, self.shape.scale, i * count, turned);
+            places[i * count..(i + 1) * count].copy_from_slice(&IOTA[..count]);
+        }
+        let mut start = Init::Zero;
+        for (tile, keys) in self.tiles() {
+            self.kv.gather(tile, keys, self.group(), key_rows, value_rows, d);
+            let mut product = |keys: &[f32], stride: (usize, usize), from: usize, rows: usize| {
+                let k = Strided { start: keys.as_ptr(), row: stride.0, col: stride.1 };
+                let scores = scores[from * LINE..].as_mut_ptr();
+                // SAFETY: so many keys of D values; scratch holds whole lines and whole tiles.
+                unsafe {
+                    block(k, turned.as_ptr(), LINE, scores, LINE, rows, lanes, d, Init::Zero);
+                }
+            };
+            if self.kv.lanes == LANES {
+                for from in (0..keys).step_by(LANES) {
+                    let together = self.kv.block(tile + from, self.group(), d);
+                    product(together, (1, LANES), from, LANES.min(keys - from));
+                }
+            } else {
+                product(key_rows, (d, 1), 0, keys);
+            }
+            softmax_tile(
+                &mut scores[..keys * LINE],
+                lanes,
+                running,
+                &places,
+                masked_from(tile, keys, self.position),
+                outside(self.shape, tile, self.position, count),
+            );
+            if matches!(start, Init::Keep) {
+                scale_rows(&mut sums[..used * d], &running[2 * LINE..], d);
+            }
+            let p = Strided { start: scores.as_ptr(), row: 1, col: LINE };
+            // SAFETY: as above.
+            unsafe { block(p, value_rows.as_ptr(), d, sums.as_mut_ptr(), d, used, d, keys, start) };
+            start = Init::Keep;
+        }
+        (sums, running)
+    }
+
+    /// Keys are lanes, a row a query: what is read once is not copied together first. The same chains.
+    fn few<'d>(&self, q: &[f32], q_stride: usize, desk: Desk<'d>) -> (&'d [f32], &'d [f32]) {
+        let (d, count, used) = (self.shape.head_dim, self.count, self.heads * self.count);
+        let Desk { queries, scores, sums, running, .. } = desk;
+        for (lane, row) in queries.chunks_exact_mut(d).take(used).enumerate() {
+            let q = &q[lane % count * q_stride + lane / count * d..];
+            row.iter_mut().zip(q).for_each(|(out, q)| *out = q * self.shape.scale);
+        }
+        let mut start = Init::Zero;
+        for (tile, keys) in self.tiles() {
+            let block_of = |i: usize| {
+                let from = if i * LANES < keys { i * LANES } else { 0 };
+                self.kv.block(tile + from, self.group(), d).as_ptr()
+            };
+            let together = std::array::from_fn(block_of);
+            let rows = &mut scores[..used * KEY_TILE];
+            // SAFETY: a row of D values a query, D·16 values a block.
+            unsafe { few_scores_raw(queries.as_ptr(), d, &together, rows) };
+            for (lane, row) in rows.chunks_exact_mut(KEY_TILE).enumerate() {
+                let position = self.position + lane % count;
+                let last = (position + 1).saturating_sub(tile).min(keys);
+                let first = self.shape.first_seen(position).saturating_sub(tile).min(last);
+                row[..first].fill(f32::NEG_INFINITY);
+                row[last..].fill(f32::NEG_INFINITY);
+                // SAFETY: a tile of scores.
+                unsafe { softmax_row_raw(row, first..last, running, lane) };
+            }
+            if matches!(start, Init::Keep) {
+                scale_rows(&mut sums[..used * d], &running[2 * LINE..], d);
+            }
+            for Run { from, keys, values, stride } in self.kv.runs(tile, keys, self.group(), d) {
+                let p = Strided { start: scores[from..].as_ptr(), row: KEY_TILE, col: 1 };
+                let sums = sums.as_mut_ptr();
+                // SAFETY: a run holds rows of D values.
+                unsafe { block(p, values.as_ptr(), stride, sums, d, used, d, keys, start) };
+                start = Init::Keep;
+            }
+        }
+        (sums, running)
+    }
+}
+
+/// Blocks of keys that make a tile.
+const BLOCKS: usize = KEY_TILE / LANES;
+
+/// The scores of queries (a row of D a query) with a tile of keys: a row of 64 a query.
+#[inline(always)]
+unsafe fn few_scores_body<S: Lanes>(
+    q: *const f32,
+    d: usize,
+    keys: &[*const f32; BLOCKS],
+    scores: &mut [f32],
+) {
+    const TOGETHER: usize = 3;
+    let rows = scores.len() / KEY_TILE;
+    // SAFETY: the caller's rows and blocks.
+    unsafe {
+        for row in (0..rows).step_by(TOGETHER) {
+            let (q, out) = (q.add(row * d), scores[row * KEY_TILE..].as_mut_ptr());
+            match rows - row {
+                1 => score_rows::<S, 1>(q, d, keys, out),
+                2 => score_rows::<S, 2>(q, d, keys, out),
+                _ => score_rows::<S, TOGETHER>(q, d, keys, out),
+            }
+        }
+    }
+}
+stamp!(fn few_scores_raw(
+    q: *const f32, d: usize, keys: &[*const f32; BLOCKS], scores: &mut [f32]
+) = few_scores_body);
+
+#[inline(always)]
+unsafe fn score_rows<S: Lanes, const M: usize>(
+    q: *const f32,
+    d: usize,
+    keys: &[*const f32; BLOCKS],
+    out: *mut f32,
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let mut sums = [[S::splat(0.0); BLOCKS]; M];
+        for c in 0..d {
+            let keys = [0, 1, 2, 3].map(|i: usize| keys[i].add(c * LANES));
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let q = S::splat(*q.add(m * d + c));
+                for i in 0..BLOCKS {
+                    sums[i] = S::load(keys[i]).fma(q, sums[i]);
+                }
+            }
+        }
+        for (m, sums) in sums.iter().enumerate() {
+            for (i, sum) in sums.iter().enumerate() {
+                sum.store(out.add(m * KEY_TILE + i * LANES));
+            }
+        }
+    }
+}
+
+/// One query's scores become probabilities relative to its running maximum, as [`softmax_tile`] makes
+/// them; `seen` are the keys that it sees.
+#[inline(always)]
+unsafe fn softmax_row_body<S: Lanes>(
+    row: &mut [f32],
+    seen: std::ops::Range<usize>,
+    running: &mut [f32],
+    lane: usize,
+) {
+    // SAFETY: a tile of scores.
+    unsafe {
+        let old = running[lane];
+        let mut most = S::splat(old);
+        for block in row.chunks_exact(LANES) {
+            most = most.max(S::load(block.as_ptr()));
+        }
+        let max = most.largest();
+        let safe = if max > f32::MIN { max } else { f32::MIN };
+        for block in row.chunks_exact_mut(LANES) {
+            let p = block.as_mut_ptr();
+            math::exp_share(S::load(p).sub(S::splat(safe))).store(p);
+        }
+        // One after another, as lanes of queries add them; what is hidden would add 0.
+        let sum = row[seen].iter().fold(0.0, |sum, e| sum + e);
+        let factor = math::exp_share(S::splat(old).sub(S::splat(safe)));
+        let total = S::splat(running[LINE + lane]).fma(factor, S::splat(sum));
+        running[lane] = max;
+        running[LINE + lane] = total.to_array()[0];
+        running[2 * LINE + lane] = factor.to_array()[0];
+    }
+}
+stamp!(fn softmax_row_raw(
+    row: &mut [f32], seen: std::ops::Range<usize>, running: &mut [f32], lane: usize
+) = softmax_row_body);
 
 /// The gradient of [`attention_forward`] for sequences without a past whose keys and values stand
 /// in the batch itself: row r of `qkv` holds H·D queries, G·D keys, G·D values; `d_qkv` alike is
@@ -299,10 +431,15 @@ pub fn attention_backward(
                 let count = LINE.min(tokens - first);
                 let span = first * d..(first + LINE) * d;
                 let q = &qkv[(row + first) * stride + head * d..];
-                turn(q, stride, count, d, shape.scale, &mut q_turned[span.clone()]);
+                let (q_lines, d_lines) = (&mut q_turned[span.clone()], &mut d_turned[span.clone()]);
+                if count < LINE {
+                    q_lines.fill(0.0);
+                    d_lines.fill(0.0);
+                }
+                turn(q, stride, count, shape.scale, 0, q_lines);
                 gather(q, stride, count, d, &mut q_rows[span.clone()]);
                 let o = (row + first) * h * d + head * d;
-                turn(&d_out[o..], h * d, count, d, 1.0, &mut d_turned[span.clone()]);
+                turn(&d_out[o..], h * d, count, 1.0, 0, d_lines);
                 gather(&d_out[o..], h * d, count, d, &mut d_rows[span]);
                 for i in 0..LINE {
                     delta[first + i] = if i < count {
@@ -378,16 +515,6 @@ pub fn attention_backward(
     });
 }
 
-/// Copies `count` rows of `d` values, `stride` apart, end to end.
-fn gather(from: &[f32], stride: usize, count: usize, d: usize, to: &mut [f32]) {
-    if count == 0 {
-        return;
-    }
-    assert!((count - 1) * stride + d <= from.len() && count * d <= to.len(), "rows inside");
-    // SAFETY: all rows lie inside both, by the check above.
-    unsafe { gather_raw(from.as_ptr(), stride, to.as_mut_ptr(), d, d, count) }
-}
-
 /// Writes rows of `d` values to places `stride` apart, or adds them there.
 ///
 /// # Safety
@@ -415,15 +542,38 @@ fn check(shape: &AttentionShape, segments: &[Segment], rows: usize, q_len: usize
     }
 }
 
-/// (segment, first query) of every block of queries, the costliest first.
-fn blocks_of(segments: &[Segment]) -> Vec<(usize, usize)> {
+/// What a worker does at a time: a block of queries, and as many heads that share keys and values as
+/// a line has room for.
+#[derive(Clone, Copy)]
+struct Piece {
+    segment: usize,
+    /// The first query.
+    first: usize,
+    /// The first head, and how many.
+    head: usize,
+    heads: usize,
+}
+
+/// The costliest first.
+fn pieces_of(shape: &AttentionShape, segments: &[Segment]) -> Vec<Piece> {
     let mut blocks: Vec<(usize, usize)> = segments
         .iter()
         .enumerate()
         .flat_map(|(i, s)| (0..s.queries).step_by(LINE).map(move |first| (i, first)))
         .collect();
     blocks.sort_by_key(|&(i, first)| std::cmp::Reverse(segments[i].past + first));
-    blocks
+    let per_group = shape.heads / shape.kv_heads;
+    let pieces_of_block = |(segment, first): (usize, usize)| {
+        let segments: &[Segment] = segments;
+        let together = (LINE / LINE.min(segments[segment].queries - first)).min(per_group);
+        (0..shape.heads).step_by(per_group).flat_map(move |group| {
+            (0..per_group).step_by(together).map(move |head| {
+                let heads = together.min(per_group - head);
+                Piece { segment, first, head: group + head, heads }
+            })
+        })
+    };
+    blocks.into_iter().flat_map(pieces_of_block).collect()
 }
 
 /// The number by which the first key's position lies before the first query's, as lines count it:
@@ -440,11 +590,12 @@ fn outside(shape: &AttentionShape, tile: usize, position: usize, count: usize) -
         .then_some((tile + window) as f32 - position as f32)
 }
 
-/// xᵀ·factor: D lines of 64 lanes from `count` rows.
-fn turn(x: &[f32], stride: usize, count: usize, d: usize, factor: f32, out: &mut [f32]) {
-    for (c, line) in out.chunks_exact_mut(LINE).take(d).enumerate() {
-        for (i, v) in line.iter_mut().enumerate() {
-            *v = if i < count { x[i * stride + c] * factor } else { 0.0 };
+/// xᵀ·factor: D lines, of which `count` lanes from `lane` on, from `count` rows.
+fn turn(x: &[f32], stride: usize, count: usize, factor: f32, lane: usize, out: &mut [f32]) {
+    let lines = out.chunks_exact_mut(LINE);
+    for (c, line) in lines.enumerate() {
+        for (i, v) in line[lane..lane + count].iter_mut().enumerate() {
+            *v = x[i * stride + c] * factor;
         }
     }
 }
@@ -466,12 +617,14 @@ const IOTA: [f32; LINE] = {
 };
 
 /// Scores become probabilities relative to the running maximum; `running` holds maxima, sums and,
-/// on return, the factors that older sums must be multiplied by.
+/// on return, the factors that older sums must be multiplied by. `places`: each lane's query, counted
+/// from the first of the block.
 #[inline(always)]
 unsafe fn softmax_tile_body<S: Lanes>(
     scores: &mut [f32],
     lanes: usize,
     running: &mut [f32],
+    places: &[f32; LINE],
     mask: Option<f32>,
     outside: Option<f32>,
 ) {
@@ -479,7 +632,7 @@ unsafe fn softmax_tile_body<S: Lanes>(
     unsafe {
         for i in 0..lanes / LANES {
             let old = S::load(running.as_ptr().add(i * LANES));
-            let lane = S::load(IOTA.as_ptr().add(i * LANES));
+            let lane = S::load(places.as_ptr().add(i * LANES));
             let mut max = old;
             for (j, line) in scores.chunks_exact_mut(LINE).enumerate() {
                 let p = line.as_mut_ptr().add(i * LANES);
@@ -517,18 +670,20 @@ unsafe fn softmax_tile_body<S: Lanes>(
     }
 }
 stamp!(fn softmax_tile_raw(
-    scores: &mut [f32], lanes: usize, running: &mut [f32], mask: Option<f32>, outside: Option<f32>
+    scores: &mut [f32], lanes: usize, running: &mut [f32], places: &[f32; LINE], mask: Option<f32>,
+    outside: Option<f32>
 ) = softmax_tile_body);
 fn softmax_tile(
     scores: &mut [f32],
     lanes: usize,
     running: &mut [f32],
+    places: &[f32; LINE],
     mask: Option<f32>,
     outside: Option<f32>,
 ) {
     assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE && lanes <= LINE);
     // SAFETY: whole lines, of which the first lanes are touched.
-    unsafe { softmax_tile_raw(scores, lanes, running, mask, outside) }
+    unsafe { softmax_tile_raw(scores, lanes, running, places, mask, outside) }
 }
 
 /// p: scores → probabilities; ds: d_probability → d_score = p·(ds - δ)·scale.
@@ -583,7 +738,7 @@ fn score_gradients(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Isa, reference};
+    use crate::{Isa, KvKind, key_lanes, reference, store_keys};
 
     fn values(n: usize, seed: u64) -> Vec<f32> {
         (0..n as u64).map(|i| crate::normal(seed, i)).collect()
@@ -798,6 +953,13 @@ mod tests {
     #[test]
     fn pages_give_the_same_bits() {
         let _level = crate::isa::hold();
+        for isa in Isa::available() {
+            isa.force();
+            pages_give_the_same_bits_here();
+        }
+    }
+
+    fn pages_give_the_same_bits_here() {
         let n = 150;
         let (q, k, v) = (values(n * 16, 1), values(n * 8, 2), values(n * 8, 3));
         let team = Team::new(2);
@@ -832,12 +994,15 @@ mod tests {
                 let pages: Vec<u32> = (0..count as u32).rev().map(|p| 2 * p).collect();
                 let rows = 2 * count * page_tokens;
                 let (mut keys, mut values) = (vec![f32::NAN; rows * 8], vec![f32::NAN; rows * 8]);
-                for j in 0..n {
-                    let row = pages[j / page_tokens] as usize * page_tokens + j % page_tokens;
-                    keys[row * 8..][..8].copy_from_slice(&k[j * 8..][..8]);
-                    values[row * 8..][..8].copy_from_slice(&v[j * 8..][..8]);
-                }
                 let kind = KvKind::F32;
+                let lanes = key_lanes(kind, page_tokens);
+                for j in 0..n {
+                    let (page, inside) = (pages[j / page_tokens] as usize, j % page_tokens);
+                    let place = page * page_tokens * 8..(page + 1) * page_tokens * 8;
+                    let key = &k[j * 8..][..8];
+                    store_keys(kind, key, 8, (8, lanes), inside, &mut keys[place.clone()]);
+                    values[place][inside * 8..][..8].copy_from_slice(&v[j * 8..][..8]);
+                }
                 let kv = Kv {
                     keys: &keys,
                     values: &values,
@@ -845,9 +1010,12 @@ mod tests {
                     stride: 8,
                     pages: &pages,
                     page_tokens,
+                    lanes,
                 };
                 assert_eq!(whole, run(kv, &[n]), "pages of {page_tokens}");
                 assert_eq!(whole, run(kv, &[7, 64, 1, 63, 15]), "pages of {page_tokens}");
+                assert_eq!(whole, run(kv, &[1; 150]), "pages of {page_tokens}, one by one");
+                assert_eq!(whole, run(kv, &[6, 5, 3, 64, 2, 6, 64]), "pages of {page_tokens}");
             }
         }
     }

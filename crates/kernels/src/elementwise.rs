@@ -12,7 +12,7 @@ const CHUNK: usize = 8192;
 pub(crate) const ROW_CHUNK: usize = 64;
 
 /// Calls `f(start, part)` for parts of `out` on the team.
-fn chunks(team: &Team, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+pub(crate) fn chunks(team: &Team, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
     let len = out.len();
     let out = Split::new(out);
     team.tasks(len.div_ceil(CHUNK), |i| {
@@ -65,6 +65,14 @@ map_body!(gelu_grad_body, gelu_grad_raw, |x, d| {
     d.mul(x.fma(density, cumulative))
 });
 map_body!(add_body, add_raw, |a, b| a.add(b));
+map_body!(relu2_body, relu2_raw, |x| {
+    let y = x.max(S::splat(0.0));
+    y.mul(y)
+});
+map_body!(relu2_grad_body, relu2_grad_raw, |x, d| {
+    let y = x.max(S::splat(0.0));
+    d.mul(y.add(y))
+});
 map_body!(gelu_tanh_body, gelu_tanh_raw, |x| gelu_tanh(x));
 map_body!(gelu_gate_body, gelu_gate_raw, |gate, up| gelu_tanh(gate).mul(up));
 map_body!(gelu_tanh_grad_body, gelu_tanh_grad_raw, |x, d| d.mul(gelu_tanh_slope(x)));
@@ -155,6 +163,27 @@ pub fn geglu_tanh_backward(
     });
 }
 
+/// y = max(x, 0)² (So et al., arXiv 2109.08668).
+pub fn relu2_forward(team: &Team, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "relu²: lengths");
+    chunks(team, y, |at, y| {
+        // SAFETY: equally long slices.
+        unsafe { relu2_raw(y, &x[at..at + y.len()]) }
+    });
+}
+
+/// d_x = d_y·2·max(x, 0), d_y given in place of d_x.
+pub fn relu2_backward(team: &Team, x: &[f32], d: &mut [f32]) {
+    assert_eq!(x.len(), d.len(), "relu²: lengths");
+    chunks(team, d, |at, d| {
+        // SAFETY: as the body: each vector of `d` is read before it is written.
+        unsafe {
+            let old = std::slice::from_raw_parts(d.as_ptr(), d.len());
+            relu2_grad_raw(d, &x[at..at + d.len()], old);
+        }
+    });
+}
+
 /// x ← limit·tanh(x/limit): large values are bent towards ±limit.
 pub fn soft_cap(team: &Team, x: &mut [f32], limit: f32) {
     chunks(team, x, |_, x| x.iter_mut().for_each(|v| *v = limit * (*v / limit).tanh()));
@@ -191,6 +220,17 @@ pub fn add_assign(team: &Team, x: &mut [f32], y: &[f32]) {
             add_raw(x, old, &y[at..at + x.len()]);
         }
     });
+}
+
+/// y ← x.
+pub fn copy(team: &Team, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "copy: lengths");
+    chunks(team, y, |at, y| y.copy_from_slice(&x[at..at + y.len()]));
+}
+
+/// x ← 0, whatever it was.
+pub fn clear(team: &Team, x: &mut [f32]) {
+    chunks(team, x, |_, x| x.fill(0.0));
 }
 
 /// x ← factor·x.
@@ -397,6 +437,30 @@ mod tests {
                 .sum()
             });
             reference::assert_close(&got, &right, 2e-6, "tanh geglu");
+        }
+    }
+
+    #[test]
+    fn squared_relu_and_its_gradient() {
+        let _level = crate::isa::hold();
+        let (x, d) = (values(1003, 1), values(1003, 2));
+        let square = |x: f64| x.max(0.0).powi(2);
+        let wide = |x: &[f32]| x.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        let right: Vec<f64> = wide(&x).into_iter().map(square).collect();
+        let slopes: Vec<f64> = wide(&x)
+            .into_iter()
+            .zip(wide(&d))
+            .map(|(x, d)| d * reference::numeric_gradient(&[x], |x| square(x[0]))[0])
+            .collect();
+        for isa in Isa::available() {
+            isa.force();
+            let team = Team::new(2);
+            let mut y = vec![9.0; x.len()];
+            relu2_forward(&team, &x, &mut y);
+            reference::assert_close(&y, &right, 1e-6, "relu²");
+            let mut dx = d.clone();
+            relu2_backward(&team, &x, &mut dx);
+            reference::assert_close(&dx, &slopes, 1e-5, "relu² gradient");
         }
     }
 

@@ -45,6 +45,24 @@ impl HalfKind {
         }
     }
 
+    /// The bits of a value, to nearest, ties to even; what is too large for the kind becomes infinite
+    /// and what is no number stays none.
+    #[inline(always)]
+    pub fn bits(self, x: f32) -> u16 {
+        match self {
+            HalfKind::F16 => f16_bits(x),
+            HalfKind::Bf16 => bf16_bits(x),
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            HalfKind::F16 => "f16",
+            HalfKind::Bf16 => "bf16",
+        }
+    }
+
     /// Writes a panel of sixteen rows from their bits: `bits(row, column)`.
     ///
     /// # Panics
@@ -76,6 +94,32 @@ pub(crate) fn widened(bits: u16) -> f32 {
     let value = f32::from_bits(rest << 13) * f32::from_bits(0x7780_0000);
     let value = if rest >= 0x7C00 { f32::from_bits(0x7F80_0000 | rest << 13) } else { value };
     f32::from_bits(value.to_bits() | sign)
+}
+
+/// The upper half of an f32, to nearest, ties to even.
+#[inline(always)]
+pub(crate) fn bf16_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+    (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
+}
+
+/// The nearest half-precision number, ties to even; infinite from 65,520 on.
+#[inline(always)]
+pub(crate) fn f16_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let (sign, size) = ((bits >> 16 & 0x8000) as u16, bits & 0x7FFF_FFFF);
+    let rest = if size > 0x7F80_0000 {
+        0x7E00
+    } else if size >= 0x4780_0000 {
+        0x7C00
+    } else if size < 0x3880_0000 {
+        // In steps of 2^-24: adding 1/2 leaves exactly these in the fraction.
+        ((f32::from_bits(size) + 0.5).to_bits() - 0x3F00_0000) as u16
+    } else {
+        ((size - 0x3800_0000 + 0x0FFF + (size >> 13 & 1)) >> 13) as u16
+    };
+    sign | rest
 }
 
 /// A matrix in panels.
@@ -235,6 +279,27 @@ unsafe fn chains<S: Lanes, const M: usize, const P: usize, const F16: bool>(tile
 mod tests {
     use super::*;
     use crate::{Init, Isa, Mat, matmul};
+
+    #[test]
+    fn rounding_gives_the_nearest_and_hides_nothing() {
+        for kind in [HalfKind::F16, HalfKind::Bf16] {
+            let top = if kind == HalfKind::F16 { 0x7C00 } else { 0x7F80 };
+            for bits in 0..top - 1u16 {
+                let (x, next) = (kind.value(bits), kind.value(bits + 1));
+                assert_eq!((kind.bits(x), kind.bits(-x)), (bits, bits | 0x8000));
+                let middle = ((f64::from(x) + f64::from(next)) / 2.0) as f32;
+                let even = bits + bits % 2;
+                assert_eq!(kind.bits(middle), even, "{kind:?} {x} {next}");
+                assert_eq!(kind.bits(middle.next_up()), bits + 1);
+                assert_eq!(kind.bits(middle.next_down()), bits);
+            }
+            assert_eq!(kind.bits(f32::INFINITY), top);
+            assert_eq!(kind.bits(f32::MAX), top);
+            for nan in [f32::NAN, f32::from_bits(0x7F80_0001), f32::from_bits(0xFFFF_FFFF)] {
+                assert!(kind.value(kind.bits(nan)).is_nan());
+            }
+        }
+    }
 
     #[test]
     fn the_bits_are_those_of_the_same_matrix_in_f32() {

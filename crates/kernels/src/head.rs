@@ -50,6 +50,8 @@ pub enum HeadOutput<'a> {
         d_weight: &'a mut [f32],
         /// V, added to; empty without a bias.
         d_bias: &'a mut [f32],
+        /// R, written: log Σ e^z of each row, 0 without a target.
+        log_z: &'a mut [f32],
     },
     /// For evaluation: the most probable id of each row (ties to the lowest) and its probability.
     Best {
@@ -118,13 +120,12 @@ pub fn head_cross_entropy(
     let gradients = matches!(output, HeadOutput::Gradients { .. });
     let layout = layout(width, vocab, gradients);
     assert!(workspace.len() >= layout.total, "head: workspace");
-    let (mut no_f32, mut no_ids) = (Vec::new(), Vec::new());
+    let mut no_ids = Vec::new();
     let (scale, d_x, d_weight, d_bias, ids, best) = match output {
-        HeadOutput::Gradients { scale, d_x, d_weight, d_bias } => {
+        HeadOutput::Gradients { scale, d_x, d_weight, d_bias, log_z } => {
             assert!(d_x.len() == x.len() && d_weight.len() == weight.len(), "head: gradients");
-            assert_eq!(d_bias.len(), bias.len(), "head: bias gradient");
-            let empty: &mut [f32] = &mut no_f32;
-            (*scale, &mut **d_x, &mut **d_weight, &mut **d_bias, &mut no_ids[..], empty)
+            assert!(d_bias.len() == bias.len() && log_z.len() == rows, "head: bias, log-sums");
+            (*scale, &mut **d_x, &mut **d_weight, &mut **d_bias, &mut no_ids[..], &mut **log_z)
         }
         HeadOutput::Best { ids, probabilities } => {
             assert!(ids.len() == rows && probabilities.len() == rows, "head: best a row");
@@ -280,6 +281,45 @@ pub fn row_losses(
     });
 }
 
+/// Losses and log Σ e^z of rows whose logits are there (R×V), which become their gradients of
+/// Σ scale·loss. Logits that are already bent by `soft_cap` become gradients of what they were before
+/// it. A row without a target (`u32::MAX`) has loss, log-sum and gradient 0.
+pub fn row_gradients(
+    team: &Team,
+    logits: &mut [f32],
+    targets: &[u32],
+    (scale, soft_cap): (f32, Option<f32>),
+    [losses, log_z]: [&mut [f32]; 2],
+) {
+    let rows = targets.len();
+    assert!(losses.len() == rows && log_z.len() == rows, "one a row");
+    assert!(rows > 0 && logits.len().is_multiple_of(rows), "R×V");
+    let vocab = logits.len() / rows;
+    let (losses, log_z, logits) = (Split::new(losses), Split::new(log_z), Split::new(logits));
+    team.tasks(rows, |r| {
+        // SAFETY: each task writes its own row.
+        let (loss, log_z, z) = unsafe {
+            let z = logits.part(r * vocab..(r + 1) * vocab);
+            (&mut losses.part(r..r + 1)[0], &mut log_z.part(r..r + 1)[0], z)
+        };
+        (*loss, *log_z) = (0.0, 0.0);
+        let target = targets[r];
+        if target == u32::MAX {
+            return z.fill(0.0);
+        }
+        let top = z.iter().fold(f32::NEG_INFINITY, |top, &z| top.max(z));
+        let sum: f64 = z.iter().map(|&z| f64::from(z - top).exp()).sum();
+        *loss = (sum.ln() - f64::from(z[target as usize] - top)) as f32;
+        *log_z = (f64::from(top) + sum.ln()) as f32;
+        for (i, z) in z.iter_mut().enumerate() {
+            let share = f64::from(*z - top).exp() / sum;
+            let right = if i == target as usize { 1.0 } else { 0.0 };
+            let slope = soft_cap.map_or(1.0, |limit| 1.0 - (*z / limit) * (*z / limit));
+            *z = scale * (share - right) as f32 * slope;
+        }
+    });
+}
+
 /// What all chunks share.
 struct Head<'a> {
     width: usize,
@@ -394,6 +434,10 @@ impl Head<'_> {
                 let row = first + r..first + r + 1;
                 let loss = &mut losses.part(row.clone())[0];
                 *loss = 0.0;
+                if self.gradients {
+                    best.part(row.clone())[0] =
+                        if target == u32::MAX { 0.0 } else { max + sum.ln() };
+                }
                 if target != u32::MAX {
                     *loss = max + sum.ln() - self.work.read(l.target + r..l.target + r + 1)[0];
                     factor[0] = self.scale / sum;
@@ -730,11 +774,13 @@ mod tests {
             let (mut dx, mut dw, mut db) =
                 (vec![7.0; rows * width], vec![0.0; vocab * width], vec![0.0; vocab]);
             let mut work = vec![0.0; head_workspace(width, vocab, true)];
+            let mut log_z = vec![7.0; rows];
             let mut out = HeadOutput::Gradients {
                 scale: 0.5,
                 d_x: &mut dx,
                 d_weight: &mut dw,
                 d_bias: &mut db,
+                log_z: &mut log_z,
             };
             head_cross_entropy(
                 &team,
@@ -754,6 +800,18 @@ mod tests {
                 1e-6,
                 "loss",
             );
+            for (r, &target) in targets.iter().enumerate() {
+                let z = |v: usize| -> f64 {
+                    let (x, w) = (&x64[r * width..], &w64[v * width..(v + 1) * width]);
+                    let z = b64[v] + w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
+                    soft_cap.map_or(z, |cap| f64::from(cap) * (z / f64::from(cap)).tanh())
+                };
+                let right = match target {
+                    u32::MAX => 0.0,
+                    _ => (0..vocab).map(|v| z(v).exp()).sum::<f64>().ln(),
+                };
+                assert!((f64::from(log_z[r]) - right).abs() < 1e-5, "log_z of row {r}");
+            }
             let sum = |l: Vec<f64>| 0.5 * l.iter().sum::<f64>();
             let right = reference::numeric_gradient(&x64, |x| {
                 sum(plain(x, &w64, &b64, (width, soft_cap), &targets))
@@ -817,11 +875,13 @@ mod tests {
                 }
                 assert!(ids.contains(&17) && !ids.contains(&900));
                 let (mut dx, mut dw) = (vec![0.0; rows * width], vec![0.0; vocab * width]);
+                let mut log_z = vec![0.0; rows];
                 let mut out = HeadOutput::Gradients {
                     scale: 0.01,
                     d_x: &mut dx,
                     d_weight: &mut dw,
                     d_bias: &mut [],
+                    log_z: &mut log_z,
                 };
                 head_cross_entropy(
                     &team,

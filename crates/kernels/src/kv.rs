@@ -7,6 +7,7 @@
 
 use crate::halves::widened;
 use crate::lanes::{LANES, Lanes, stamp};
+use crate::matmul::gather_raw;
 
 /// Values of a head that share a scale.
 const SHARE: usize = 32;
@@ -91,6 +92,179 @@ impl KvKind {
             }
         }
     }
+}
+
+/// Keys and values of one sequence, in pages: position j stands at row
+/// `pages[j / page_tokens]·page_tokens + j % page_tokens`; rows start `stride` words of four bytes
+/// apart, and the heads of a row stand end to end. What a page holds and where it lies changes no
+/// bit of a result.
+#[derive(Clone, Copy, Debug)]
+pub struct Kv<'a> {
+    /// Keys; raw bits where `kind` is not F32.
+    pub keys: &'a [f32],
+    /// Values, alike.
+    pub values: &'a [f32],
+    /// How both are kept.
+    pub kind: KvKind,
+    /// Distance of neighbouring rows in words.
+    pub stride: usize,
+    /// The page table.
+    pub pages: &'a [u32],
+    /// Positions that a page holds.
+    pub page_tokens: usize,
+    /// Neighbouring positions whose keys stand together: 1, or 16 in pages of so many positions. Their
+    /// values of the first place of a head stand first, then those of the second, and so on; so one load
+    /// takes a place of all of them.
+    pub lanes: usize,
+}
+
+/// How many neighbouring positions' keys stand together in pages of `page_tokens`.
+pub const fn key_lanes(kind: KvKind, page_tokens: usize) -> usize {
+    if matches!(kind, KvKind::F32) && page_tokens.is_multiple_of(LANES) { LANES } else { 1 }
+}
+
+/// Stores a row of keys as the `inside`th of a page whose first word is `at`.
+///
+/// # Panics
+/// When the page is shorter.
+pub fn store_keys(
+    kind: KvKind,
+    row: &[f32],
+    d: usize,
+    (stride, lanes): (usize, usize),
+    inside: usize,
+    page: &mut [f32],
+) {
+    if lanes == 1 {
+        return kind.store(row, d, &mut page[inside * stride..(inside + 1) * stride]);
+    }
+    let first = inside / lanes * lanes;
+    let block = &mut page[first * stride..(first + lanes) * stride];
+    for (value, together) in row.iter().zip(block.chunks_exact_mut(lanes)) {
+        together[inside - first] = *value;
+    }
+}
+
+impl<'a> Kv<'a> {
+    /// Positions in order from the beginning: a single page.
+    pub fn whole(keys: &'a [f32], values: &'a [f32], stride: usize) -> Kv<'a> {
+        let (kind, pages) = (KvKind::F32, &[0]);
+        Kv { keys, values, kind, stride, pages, page_tokens: usize::MAX, lanes: 1 }
+    }
+
+    /// What head `group` has of `count` positions from `from` on, in runs of neighbours that lie in one
+    /// page. Only where values are kept as F32.
+    pub(crate) fn runs(
+        &self,
+        from: usize,
+        count: usize,
+        group: usize,
+        d: usize,
+    ) -> impl Iterator<Item = Run<'a>> {
+        let kv = *self;
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            if done >= count {
+                return None;
+            }
+            let (row, keys) = kv.run_at(from + done, count - done);
+            let start = row + group * d;
+            let run = Run { from: done, keys, values: &kv.values[start..], stride: kv.stride };
+            done += keys;
+            Some(run)
+        })
+    }
+
+    /// The keys of head `group` of the positions that stand together from `position` on: D·16 values.
+    pub(crate) fn block(&self, position: usize, group: usize, d: usize) -> &'a [f32] {
+        let (row, _) = self.run_at(position, 1);
+        &self.keys[row + group * d * self.lanes..][..d * self.lanes]
+    }
+
+    /// Where the row of a position starts, in words, and how many of the next `count` positions
+    /// follow it in its page.
+    fn run_at(&self, position: usize, count: usize) -> (usize, usize) {
+        let (page, inside) = (position / self.page_tokens, position % self.page_tokens);
+        let row = (self.pages[page] as usize * self.page_tokens + inside) * self.stride;
+        (row, count.min(self.page_tokens - inside))
+    }
+
+    /// Copies what head `group` has of `count` positions from `from` on, end to end, as f32: keys, where
+    /// they do not stand together, and values.
+    pub(crate) fn gather(
+        &self,
+        from: usize,
+        count: usize,
+        group: usize,
+        keys: &mut [f32],
+        values: &mut [f32],
+        d: usize,
+    ) {
+        let mut done = 0;
+        while done < count {
+            let (row, run) = self.run_at(from + done, count - done);
+            if self.lanes == 1 {
+                self.gather_run(self.keys, (row, group), run, d, &mut keys[done * d..]);
+            }
+            self.gather_run(self.values, (row, group), run, d, &mut values[done * d..]);
+            done += run;
+        }
+    }
+
+    /// The same of neighbouring rows, from the word `row` on.
+    fn gather_run(
+        &self,
+        words: &[f32],
+        (row, group): (usize, usize),
+        count: usize,
+        d: usize,
+        to: &mut [f32],
+    ) {
+        if self.kind == KvKind::F32 {
+            return gather(&words[row + group * d..], self.stride, count, d, to);
+        }
+        let (stored, size) = (bytes(words), self.kind.head_bytes(d));
+        for (i, out) in to.chunks_exact_mut(d).take(count).enumerate() {
+            let at = 4 * (row + i * self.stride) + group * size;
+            self.kind.load(&stored[at..at + size], d, out);
+        }
+    }
+
+    /// Whether the pages hold so many positions, of which `width` words each are read.
+    pub(crate) fn holds(&self, positions: usize, width: usize) -> bool {
+        let pages = positions.div_ceil(self.page_tokens);
+        let (keys, values) = (self.keys.len(), self.values.len());
+        pages <= self.pages.len()
+            && self.pages[..pages].iter().enumerate().all(|(i, &page)| {
+                let used = (positions - i * self.page_tokens).min(self.page_tokens);
+                let used = used.next_multiple_of(self.lanes);
+                let last = page as usize * self.page_tokens + used - 1;
+                last * self.stride + width <= keys.min(values)
+            })
+    }
+}
+
+/// Neighbouring rows of values that lie in one page.
+#[derive(Clone, Copy)]
+pub(crate) struct Run<'a> {
+    /// The first position, counted from the beginning of what was asked for.
+    pub from: usize,
+    /// How many.
+    pub keys: usize,
+    /// The first row.
+    pub values: &'a [f32],
+    /// How far rows lie apart.
+    pub stride: usize,
+}
+
+/// Copies `count` rows of `d` values, `stride` apart, end to end.
+pub(crate) fn gather(from: &[f32], stride: usize, count: usize, d: usize, to: &mut [f32]) {
+    if count == 0 {
+        return;
+    }
+    assert!((count - 1) * stride + d <= from.len() && count * d <= to.len(), "rows inside");
+    // SAFETY: all rows lie inside both, by the check above.
+    unsafe { gather_raw(from.as_ptr(), stride, to.as_mut_ptr(), d, d, count) }
 }
 
 fn bytes_mut(words: &mut [f32]) -> &mut [u8] {

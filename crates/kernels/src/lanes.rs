@@ -53,6 +53,56 @@ pub(crate) trait Lanes: Copy {
         // SAFETY: the array holds sixteen values.
         unsafe { Self::load(values.as_ptr()) }
     }
+    /// Rounds to sixteen upper halves of f32, to nearest, ties to even.
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16) {
+        // SAFETY: the caller gives sixteen writable halves.
+        unsafe {
+            let bits = self.to_array().map(crate::halves::bf16_bits);
+            p.cast::<[u16; LANES]>().write_unaligned(bits);
+        }
+    }
+    /// Rounds to sixteen half-precision numbers, to nearest, ties to even.
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16) {
+        // SAFETY: the caller gives sixteen writable halves.
+        unsafe {
+            let bits = self.to_array().map(crate::halves::f16_bits);
+            p.cast::<[u16; LANES]>().write_unaligned(bits);
+        }
+    }
+    /// Rounded as by `store_bf16`, in the lower halves of sixteen words; `high`'s in the upper.
+    #[inline(always)]
+    unsafe fn store_bf16_pairs(self, high: Self, p: *mut u32) {
+        let (mut a, mut b) = ([0; LANES], [0; LANES]);
+        // SAFETY: sixteen halves each; the caller gives sixteen writable words.
+        unsafe {
+            self.store_bf16(a.as_mut_ptr());
+            high.store_bf16(b.as_mut_ptr());
+            p.cast::<[u32; LANES]>().write_unaligned(joined(a, b));
+        }
+    }
+    /// Rounded as by `store_f16`, in the lower halves of sixteen words; `high`'s in the upper.
+    #[inline(always)]
+    unsafe fn store_f16_pairs(self, high: Self, p: *mut u32) {
+        let (mut a, mut b) = ([0; LANES], [0; LANES]);
+        // SAFETY: sixteen halves each; the caller gives sixteen writable words.
+        unsafe {
+            self.store_f16(a.as_mut_ptr());
+            high.store_f16(b.as_mut_ptr());
+            p.cast::<[u32; LANES]>().write_unaligned(joined(a, b));
+        }
+    }
+    /// Sixteen lines of sixteen words, turned in place.
+    #[inline(always)]
+    unsafe fn turn_words(p: *mut u32) {
+        for i in 0..LANES {
+            for j in 0..i {
+                // SAFETY: the caller gives 256 words.
+                unsafe { std::ptr::swap(p.add(i * LANES + j), p.add(j * LANES + i)) };
+            }
+        }
+    }
     /// Asks for the values at p, which need not be readable.
     #[inline(always)]
     fn prefetch(_p: *const f32) {}
@@ -81,6 +131,20 @@ pub(crate) trait Lanes: Copy {
         unsafe { self.store(out.as_mut_ptr()) };
         out
     }
+    /// The largest of numbers that are not NaN.
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: as the caller's.
+        let mut a = unsafe { self.to_array() };
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                a[i] = if a[i + half] > a[i] { a[i + half] } else { a[i] };
+            }
+            half /= 2;
+        }
+        a[0]
+    }
     /// The sum, in a fixed tree: halves are added until one is left.
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -95,6 +159,16 @@ pub(crate) trait Lanes: Copy {
         }
         a[0]
     }
+}
+
+/// Lower and upper halves of words.
+#[inline(always)]
+fn joined(low: [u16; LANES], high: [u16; LANES]) -> [u32; LANES] {
+    let mut words = [0; LANES];
+    for i in 0..LANES {
+        words[i] = u32::from(low[i]) | u32::from(high[i]) << 16;
+    }
+    words
 }
 
 /// One rounding where the target has the instruction, else two.
@@ -220,6 +294,16 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512(pub __m512);
 
+    /// One number of eight by a fixed tree: halves meet until one is left.
+    macro_rules! tree {
+        ($eight:expr, $four:ident, $one:ident) => {{
+            let eight = $eight;
+            let four = $four(_mm256_extractf128_ps::<1>(eight), _mm256_castps256_ps128(eight));
+            let two = $four(_mm_movehl_ps(four, four), four);
+            _mm_cvtss_f32($one(_mm_shuffle_ps::<1>(two, two), two))
+        }};
+    }
+
     macro_rules! both {
         ($f:ident, $a:expr, $b:expr) => {
             // SAFETY: the caller has AVX2 and FMA.
@@ -229,6 +313,16 @@ mod x86 {
 
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
+        #[inline(always)]
+        unsafe fn largest(self) -> f32 {
+            // SAFETY: the caller has AVX2.
+            unsafe { tree!(_mm256_max_ps(self.1, self.0), _mm_max_ps, _mm_max_ss) }
+        }
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            // SAFETY: the caller has AVX2.
+            unsafe { tree!(_mm256_add_ps(self.1, self.0), _mm_add_ps, _mm_add_ss) }
+        }
         #[inline(always)]
         unsafe fn load_bf16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX2 and gives sixteen readable halves.
@@ -344,8 +438,44 @@ mod x86 {
         }
     }
 
+    impl Avx512 {
+        /// Rounded to upper halves; the lower ones are rubbish.
+        ///
+        /// # Safety
+        /// The processor has AVX-512.
+        #[inline(always)]
+        unsafe fn upper(self) -> __m512i {
+            // SAFETY: as the caller's.
+            unsafe {
+                let bits = _mm512_castps_si512(self.0);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+                let rounded = _mm512_add_epi32(bits, up);
+                let none = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+                let quiet = _mm512_set1_epi32(0x0040_0000);
+                _mm512_mask_or_epi32(rounded, none, bits, quiet)
+            }
+        }
+    }
+
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        #[inline(always)]
+        unsafe fn largest(self) -> f32 {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let high = _mm512_extractf32x8_ps::<1>(self.0);
+                tree!(_mm256_max_ps(high, _mm512_castps512_ps256(self.0)), _mm_max_ps, _mm_max_ss)
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            // SAFETY: the caller has AVX-512.
+            unsafe {
+                let high = _mm512_extractf32x8_ps::<1>(self.0);
+                tree!(_mm256_add_ps(high, _mm512_castps512_ps256(self.0)), _mm_add_ps, _mm_add_ss)
+            }
+        }
         #[inline(always)]
         unsafe fn load_bf16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
@@ -358,6 +488,68 @@ mod x86 {
         unsafe fn load_f16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
             unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(self, p: *mut u16) {
+            // SAFETY: the caller has AVX-512 and gives sixteen writable halves.
+            unsafe {
+                let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(self.upper()));
+                _mm256_storeu_si256(p.cast(), halves);
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16_pairs(self, high: Self, p: *mut u32) {
+            // SAFETY: the caller has AVX-512 and gives sixteen writable words.
+            unsafe {
+                let low = _mm512_srli_epi32::<16>(self.upper());
+                let words = _mm512_mask_blend_epi16(0xAAAA_AAAA, low, high.upper());
+                _mm512_storeu_si512(p.cast(), words);
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_f16(self, p: *mut u16) {
+            // SAFETY: the caller has AVX-512 and gives sixteen writable halves.
+            unsafe {
+                let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
+                _mm256_storeu_si256(p.cast(), halves);
+            }
+        }
+        #[inline(always)]
+        unsafe fn turn_words(p: *mut u32) {
+            // SAFETY: the caller has AVX-512 and gives 256 words.
+            unsafe {
+                let mut pairs = [_mm512_setzero_si512(); LANES];
+                for i in 0..LANES / 2 {
+                    let a = _mm512_loadu_si512(p.add(2 * i * LANES).cast());
+                    let b = _mm512_loadu_si512(p.add((2 * i + 1) * LANES).cast());
+                    pairs[2 * i] = _mm512_unpacklo_epi32(a, b);
+                    pairs[2 * i + 1] = _mm512_unpackhi_epi32(a, b);
+                }
+                // fours[4g + c], quarter q: column 4q + c of lines 4g .. 4g + 4.
+                let mut fours = [_mm512_setzero_si512(); LANES];
+                for g in (0..LANES).step_by(4) {
+                    fours[g] = _mm512_unpacklo_epi64(pairs[g], pairs[g + 2]);
+                    fours[g + 1] = _mm512_unpackhi_epi64(pairs[g], pairs[g + 2]);
+                    fours[g + 2] = _mm512_unpacklo_epi64(pairs[g + 1], pairs[g + 3]);
+                    fours[g + 3] = _mm512_unpackhi_epi64(pairs[g + 1], pairs[g + 3]);
+                }
+                for c in 0..4 {
+                    let [a, b, d, e] = [fours[c], fours[4 + c], fours[8 + c], fours[12 + c]];
+                    let even = _mm512_shuffle_i32x4::<0x88>(a, b);
+                    let even_high = _mm512_shuffle_i32x4::<0x88>(d, e);
+                    let odd = _mm512_shuffle_i32x4::<0xDD>(a, b);
+                    let odd_high = _mm512_shuffle_i32x4::<0xDD>(d, e);
+                    let lines = [
+                        _mm512_shuffle_i32x4::<0x88>(even, even_high),
+                        _mm512_shuffle_i32x4::<0x88>(odd, odd_high),
+                        _mm512_shuffle_i32x4::<0xDD>(even, even_high),
+                        _mm512_shuffle_i32x4::<0xDD>(odd, odd_high),
+                    ];
+                    for (q, line) in lines.into_iter().enumerate() {
+                        _mm512_storeu_si512(p.add((4 * q + c) * LANES).cast(), line);
+                    }
+                }
+            }
         }
         #[inline(always)]
         unsafe fn load_i8(p: *const i8) -> Self {

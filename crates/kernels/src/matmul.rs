@@ -15,8 +15,8 @@ use std::mem::MaybeUninit;
 pub(crate) const PANEL: usize = 64;
 /// Steps of K between a load and a store of the chain.
 const K_BLOCK: usize = 128;
-/// Rows a task takes when rows are shared out.
-const ROW_TASK: usize = 66;
+/// Rows a task takes at most when rows are shared out, and half as many where rows are few.
+const ROW_TASK: usize = 132;
 
 /// A matrix to read: element (i, j) stands at `i·row_stride + j·col_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -158,7 +158,8 @@ pub fn matmul(
         assert_eq!(bias.len(), n, "a bias a column");
     }
     let panels = n.div_ceil(PANEL);
-    let row_tasks = m.div_ceil(ROW_TASK);
+    let many = m.div_ceil(ROW_TASK) >= 4 * team.threads();
+    let row_tasks = m.div_ceil(if many { ROW_TASK } else { ROW_TASK / 2 });
     let row_task = m.div_ceil(row_tasks).next_multiple_of(6);
     // Few rows: share out the panels as well.
     let panel_tasks = if row_tasks >= 4 * team.threads() { 1 } else { panels };

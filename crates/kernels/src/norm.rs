@@ -208,7 +208,8 @@ fn backward(
 ) {
     let width = shape.width;
     assert!(x.len() == shape.rows * width && d_y.len() == x.len() && d_x.len() == x.len(), "R×C");
-    assert!(gain.len() == width && d_gain.len() == width, "norm: a gain a column");
+    let trained = d_gain.len();
+    assert!(gain.len() == width && [0, width].contains(&trained), "norm: a gain a column");
     row_chunks(team, d_x, width, |row, d_x| {
         let range = row * width..row * width + d_x.len();
         let stats = &stats[row * STATS..];
@@ -219,7 +220,7 @@ fn backward(
     let has_bias = d_bias.is_some();
     let mut none = [];
     let d_bias = Split::new(d_bias.unwrap_or(&mut none));
-    team.tasks(width.div_ceil(LANES), |i| {
+    team.tasks(trained.div_ceil(LANES), |i| {
         let range = i * LANES..((i + 1) * LANES).min(width);
         // SAFETY: windows of columns do not overlap.
         unsafe {
@@ -243,7 +244,8 @@ pub fn layer_norm_forward(
     forward(team, shape, x, gain, Some(bias), y, stats, true);
 }
 
-/// Adds the gradients of [`layer_norm_forward`] to d_x, d_gain and d_bias.
+/// Adds the gradients of [`layer_norm_forward`] to d_x, d_gain and d_bias; the last two are empty
+/// where gain and bias do not learn.
 pub fn layer_norm_backward(
     team: &Team,
     shape: NormShape,
@@ -332,7 +334,7 @@ unsafe fn head_gain_body<S: Lanes>(x: &[f32], d: &[f32], inverse: f32, d_gain: &
 stamp!(fn head_gain_raw(x: &[f32], d: &[f32], inverse: f32, d_gain: &mut [f32]) = head_gain_body);
 
 /// The gradient of [`head_norm`]: `d` (at its place, the gradient of what it made) becomes the
-/// gradient of what it read; d_gain is added to, rows in ascending order. Saved: `x`, what it read,
+/// gradient of what it read; d_gain is added to, rows in ascending order (empty where it does not learn). Saved: `x`, what it read,
 /// at a place of its own.
 ///
 /// # Panics
@@ -346,8 +348,9 @@ pub fn head_norm_backward(
     d_gain: &mut [f32],
 ) {
     let (width, heads) = (gain.len(), x_place.heads);
+    let trained = d_gain.len();
     assert!(
-        width <= MAX_HEAD && d_gain.len() == width && heads == d_place.heads,
+        width <= MAX_HEAD && [0, width].contains(&trained) && heads == d_place.heads,
         "head norm: heads"
     );
     for place in [x_place, d_place] {
@@ -358,7 +361,7 @@ pub fn head_norm_backward(
         |place: HeadPlace, row: usize, head: usize| row * place.stride + place.from + head * width;
     let d_gain = Split::new(d_gain);
     let read = &*d;
-    team.tasks(width.div_ceil(LANES), |i| {
+    team.tasks(trained.div_ceil(LANES), |i| {
         let window = i * LANES..((i + 1) * LANES).min(width);
         // SAFETY: windows of columns do not overlap; slices are equally long.
         unsafe {
@@ -399,7 +402,8 @@ pub fn head_norm_backward(
 /// Values that a head holds at most.
 const MAX_HEAD: usize = 1024;
 
-/// Adds the gradients of [`rms_norm_forward`] to d_x and d_gain.
+/// Adds the gradients of [`rms_norm_forward`] to d_x and d_gain, which is empty where the gain does
+/// not learn.
 pub fn rms_norm_backward(
     team: &Team,
     shape: NormShape,

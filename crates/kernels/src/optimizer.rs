@@ -27,31 +27,46 @@ pub struct AdamStep {
     pub gradient_scale: f32,
 }
 
+/// The new weights of `n` lanes; their moments are replaced where they stand.
+///
+/// # Safety
+/// `n` values of both moments are readable and writable.
+#[inline(always)]
+pub(crate) unsafe fn update<S: Lanes>(
+    s: AdamStep,
+    w: S,
+    g: S,
+    (m, v): (*mut f32, *mut f32),
+    n: usize,
+) -> S {
+    // SAFETY: as the caller's.
+    unsafe {
+        let grad = g.mul(S::splat(s.gradient_scale));
+        let (first, second) = (S::load_part(m, n), S::load_part(v, n));
+        let first = grad.sub(first).fma(S::splat((1.0 - s.beta1) as f32), first);
+        let second = grad
+            .mul(grad)
+            .mul(S::splat((1.0 - s.beta2) as f32))
+            .add(second.mul(S::splat(s.beta2 as f32)));
+        first.store_part(m, n);
+        second.store_part(v, n);
+        let root = S::splat(1.0 / s.correction2.sqrt());
+        let spread = second.sqrt().fma(root, S::splat(s.epsilon));
+        let old = w.mul(S::splat(1.0 - s.rate * s.decay));
+        old.sub(S::splat(s.rate / s.correction1).mul(first).div(spread))
+    }
+}
+
 #[inline(always)]
 unsafe fn adam_body<S: Lanes>(s: AdamStep, w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
-    // SAFETY: part loads and stores stay inside the equally long slices.
-    unsafe {
-        let n = w.len();
-        let keep = S::splat(1.0 - s.rate * s.decay);
-        let step = S::splat(s.rate / s.correction1);
-        let root = S::splat(1.0 / s.correction2.sqrt());
-        let mut i = 0;
-        while i < n {
-            let k = (n - i).min(LANES);
-            let grad = S::load_part(g.as_ptr().add(i), k).mul(S::splat(s.gradient_scale));
-            let first = S::load_part(m.as_ptr().add(i), k);
-            let second = S::load_part(v.as_ptr().add(i), k);
-            let first = grad.sub(first).fma(S::splat((1.0 - s.beta1) as f32), first);
-            let second = grad
-                .mul(grad)
-                .mul(S::splat((1.0 - s.beta2) as f32))
-                .add(second.mul(S::splat(s.beta2 as f32)));
-            let spread = second.sqrt().fma(root, S::splat(s.epsilon));
-            let old = S::load_part(w.as_ptr().add(i), k).mul(keep);
-            old.sub(step.mul(first).div(spread)).store_part(w.as_mut_ptr().add(i), k);
-            first.store_part(m.as_mut_ptr().add(i), k);
-            second.store_part(v.as_mut_ptr().add(i), k);
-            i += LANES;
+    for i in (0..w.len()).step_by(LANES) {
+        let n = (w.len() - i).min(LANES);
+        // SAFETY: part loads and stores stay inside the equally long slices.
+        unsafe {
+            let w = w.as_mut_ptr().add(i);
+            let (m, v) = (m.as_mut_ptr().add(i), v.as_mut_ptr().add(i));
+            let grad = S::load_part(g.as_ptr().add(i), n);
+            update(s, S::load_part(w, n), grad, (m, v), n).store_part(w, n);
         }
     }
 }

@@ -113,6 +113,14 @@ impl Charge {
         Charge { account, bytes }
     }
 
+    /// Books the same bytes under another account from now on.
+    pub fn move_to(&mut self, account: Account) {
+        let mut book = book();
+        book.current[self.account as usize] -= self.bytes;
+        book.current[account as usize] += self.bytes;
+        self.account = account;
+    }
+
     /// The account.
     pub fn account(&self) -> Account {
         self.account

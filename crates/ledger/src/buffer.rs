@@ -33,7 +33,7 @@ pub struct Buffer<T> {
     _place: Option<Place>,
     pages: Option<MmapMut>,
     len: usize,
-    _charge: Charge,
+    charge: Charge,
     kind: PhantomData<T>,
 }
 
@@ -62,9 +62,14 @@ impl<T: Pod> Buffer<T> {
             pages,
             _place: place,
             len: spec.len,
-            _charge: Charge::new(spec.account, bytes),
+            charge: Charge::new(spec.account, bytes),
             kind: PhantomData,
         })
+    }
+
+    /// Books its bytes under another account from now on.
+    pub fn move_to(&mut self, account: Account) {
+        self.charge.move_to(account);
     }
 }
 
@@ -118,6 +123,21 @@ mod tests {
         assert!(crate::snapshot().at_peak[Account::Communication as usize] >= 4000);
         drop(buffer);
         assert_eq!(crate::snapshot().current[Account::Communication as usize], before);
+    }
+
+    #[test]
+    fn bytes_move_between_accounts() {
+        let now = || {
+            let books = crate::snapshot().current;
+            (books[Account::KvCache as usize], books[Account::Data as usize])
+        };
+        let mut buffer: Buffer<f32> =
+            Buffer::new(&Spec::new("test", Account::KvCache, 500)).unwrap();
+        let before = now();
+        buffer.move_to(Account::Data);
+        assert_eq!(now(), (before.0 - 2000, before.1 + 2000));
+        drop(buffer);
+        assert_eq!(now(), (before.0 - 2000, before.1));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The numbers of a network, named as published `config.json` files name them.
 
-use crate::{RopeScaling, SlidingWindow};
+use crate::{LoraConfig, RopeScaling, SlidingWindow};
 use serde::{Deserialize, Serialize};
 
 /// Any model that can be trained, evaluated and sampled from.
@@ -90,6 +90,9 @@ pub struct TransformerConfig {
     /// Matrices that are kept quantised: what the weights' file says.
     #[serde(skip)]
     pub storage: tensor::Storage,
+    /// What learns in place of all weights: what whoever trains the model says.
+    #[serde(skip)]
+    pub lora: Option<LoraConfig>,
     /// How keys and values are kept between steps: what whoever runs the model says.
     #[serde(skip)]
     pub kv: kernels::KvKind,
@@ -130,6 +133,8 @@ pub enum MlpConfig {
     GeluTanh,
     /// GELU gate, by its tanh approximation.
     GegluTanh,
+    /// The square of ReLU.
+    Relu2,
 }
 
 /// One recurrent tanh layer between an embedding and the output projection.
@@ -261,6 +266,7 @@ impl TransformerConfig {
             query_pre_attn_scalar: None,
             rope_scaling: None,
             sliding_window: None,
+            lora: None,
             kv: kernels::KvKind::F32,
             final_logit_softcapping: None,
             storage: tensor::Storage::new(),
@@ -331,6 +337,7 @@ impl TransformerConfig {
         above("query_pre_attn_scalar", self.query_pre_attn_scalar)?;
         above("final_logit_softcapping", self.final_logit_softcapping.map(f64::from))?;
         self.rope_scaling.as_ref().map_or(Ok(()), |scaling| scaling.check(d))?;
+        self.lora.as_ref().map_or(Ok(()), |lora| lora.check(self))?;
         self.sliding_window.as_ref().map_or(Ok(()), |w| w.check(self.num_hidden_layers))
     }
 }
@@ -381,20 +388,38 @@ impl ModelConfig {
         }
     }
 
+    /// Positions that layers with a window see, where a model has such.
+    pub fn window(&self) -> Option<usize> {
+        match self {
+            ModelConfig::Transformer(c) => c.sliding_window.as_ref().map(|window| window.tokens),
+            ModelConfig::Rnn(_) | ModelConfig::Ngram(_) => None,
+        }
+    }
+
     /// Whether there is a gradient for everything that the network does.
     ///
     /// # Errors
     /// The first feature without one.
     pub fn check_trainable(&self) -> Result<(), ConfigError> {
         match self {
-            ModelConfig::Transformer(c) if !c.storage.is_empty() => Err(ConfigError {
+            ModelConfig::Transformer(c) if c.lora.is_none() && !c.storage.is_empty() => Err(ConfigError {
                 field: "storage",
                 found: "in panels".to_owned(),
-                expected: "matrices that are quantised or in 16 bits have no gradient; load the weights as floats"
+                expected: "matrices that are quantised or in 16 bits have no gradient; load the weights as floats, or train adapters"
                     .to_owned(),
             }),
             _ => Ok(()),
         }
+    }
+
+    /// Whether all weights learn, not adapters alone.
+    pub fn trains_all(&self) -> bool {
+        !matches!(self, ModelConfig::Transformer(TransformerConfig { lora: Some(_), .. }))
+    }
+
+    /// Whether a parameter learns.
+    pub fn trains(&self, parameter: &str) -> bool {
+        self.trains_all() || crate::is_adapter(parameter)
     }
 
     /// What bends logits, where there is such a limit.

@@ -8,6 +8,10 @@
 mod batch;
 mod cache;
 mod config;
+mod frozen;
+mod hidden;
+mod lora;
+mod mixed_head;
 mod model;
 pub mod ngram;
 mod recompute;
@@ -18,11 +22,13 @@ mod slots;
 mod transformer;
 
 pub use batch::{Batch, IGNORED};
-pub use cache::{Cache, KvCache, KvPool, PagedPast, Past};
+pub use cache::{Cache, KvCache, KvPages, KvPool, PagedPast, Past, near_from, near_reach};
 pub use config::{
     ConfigError, MlpConfig, ModelConfig, NgramConfig, NormConfig, PositionConfig, RnnConfig,
     Smoothing, TransformerConfig,
 };
+pub use hidden::{HiddenMatrix, hidden_matrices};
+pub use lora::{LoraConfig, LoraTarget, is_adapter};
 pub use model::{Error, Model};
 pub use recompute::Recompute;
 pub use rope::{RopeScaling, SlidingWindow};

@@ -20,6 +20,12 @@ pub enum Error {
     /// Count models hold no weights of this kind.
     #[error("a {0} model has counts, not weights: it is not trained by gradients")]
     Counts(&'static str),
+    /// Only transformers are trained in 16 bits.
+    #[error("a model of kind {0} is trained in f32; only transformers are trained in 16 bits")]
+    NotMixed(&'static str),
+    /// Adapters learn in f32.
+    #[error("adapters learn in f32 beside weights as they are stored; found 16-bit training")]
+    NotMixedAdapters,
 }
 
 /// The network below the output projection.
@@ -160,6 +166,14 @@ impl Network {
     pub(crate) fn rounded_len(&self, rows: usize) -> usize {
         match self {
             Network::Transformer(n) => n.rounded_len(rows),
+            Network::Rnn(_) => 0,
+        }
+    }
+
+    /// Room for adapters and for products with matrices that do not learn.
+    pub(crate) fn work_len(&self, rows: usize, training: bool) -> usize {
+        match self {
+            Network::Transformer(n) => n.work_len(rows, training),
             Network::Rnn(_) => 0,
         }
     }

@@ -146,6 +146,7 @@ impl Rnn {
     pub(crate) fn backward(
         &self,
         pass: &Pass,
+        packed: &Packed,
         gradients: &mut Parameters,
         slots: &mut RnnSlots<Buffer<f32>>,
     ) {
@@ -157,7 +158,8 @@ impl Rnn {
         let w = weights.get(self.recurrent_weight);
         let (d_w, d_b) = gradients.pair_mut(self.recurrent_weight, Some(self.recurrent_bias));
         rnn_backward(team, shape, w, h, d, d_w, d_b, &mut slots.work);
-        self.input.backward(team, weights, gradients, x, d, n, 0, Some((&mut *d_x, Init::Zero)));
+        let wanted = Some((&mut *d_x, Init::Zero));
+        self.input.backward(team, weights, gradients, packed, x, d, n, 0, wanted);
         pass.dropout(d_x, 0);
         self.tokens.backward(team, gradients, &batch.tokens, d_x);
     }

@@ -3,20 +3,21 @@
 
 use crate::batch::Batch;
 use crate::cache::Past;
+use crate::mixed_head::{self, MixedHead};
 use crate::model::{Model, Network, build};
 use crate::rnn::RnnSlots;
 use crate::slots::slots;
 use crate::transformer::TransformerSlots;
-use crate::{ModelConfig, Recompute, model};
+use crate::{ModelConfig, Recompute, frozen, model};
 use kernels::{
-    HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace, logits_workspace,
-    row_losses,
+    HalfKind, HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace,
+    logits_workspace, row_losses,
 };
 use ledger::{Account, Buffer, Plan, Spec};
 use std::cell::RefCell;
 use std::sync::Arc;
 use tensor::ops::packed_product;
-use tensor::{Packed, Parameters};
+use tensor::{Mixed, Packed, Parameters};
 
 pub use crate::model::Error;
 
@@ -97,6 +98,8 @@ slots! {
         packed,
         /// Rows of x rounded for quantised matrices.
         rounded,
+        /// Adapters, and rows of matrices that do not learn.
+        work,
         /// A chunk of logits and what belongs to it.
         head,
         /// R: the loss of each row.
@@ -111,29 +114,42 @@ fn specs(
     config: &ModelConfig,
     w: &Workload,
     recompute: Recompute,
+    half: Option<HalfKind>,
 ) -> (NetworkSlots<Spec>, OuterSlot<Spec>) {
     let inner = match network {
         Network::Transformer(n) => {
             let training = w.training.then_some(recompute);
-            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, training))
+            let mixed = half.is_some();
+            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, training, mixed))
         }
         Network::Rnn(n) => NetworkSlots::Rnn(n.specs(w.rows, w.sequences, w.threads, w.training)),
     };
     let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
     let (width, vocab) = (network.width(), config.vocab_size());
+    let learns = w.training && config.trains_all();
     let head = if config.has_quantised_head() {
         QUANT_HEAD_ROWS.min(w.rows) * vocab
+    } else if half.is_some() {
+        mixed_head::workspace(vocab, w.rows)
     } else {
-        head_workspace(width, vocab, w.training).max(logits_workspace(width, w.threads))
+        head_workspace(width, vocab, learns).max(logits_workspace(width, w.threads))
     };
+    let frozen = w.training && !learns;
+    let head =
+        head.max(if frozen { frozen::head_work(w.rows, width, vocab, w.threads) } else { 0 });
     let outer = OuterSlot {
-        packed: work("packed matrices", network.packed_len()),
+        packed: work("packed matrices", if half.is_some() { 0 } else { network.packed_len() }),
         rounded: work("rounded rows", network.rounded_len(w.rows)),
+        work: work("adapters", network.work_len(w.rows, w.training)),
         head: work("head chunk", head),
         losses: work("losses", w.rows),
         best: work("best", w.rows),
     };
     (inner, outer)
+}
+
+pub(crate) fn all_finite(x: &[f32]) -> bool {
+    x.iter().all(|x| x.is_finite())
 }
 
 fn head_shape(model: &Model, rows: usize) -> HeadShape {
@@ -168,6 +184,28 @@ impl Runner {
         Runner::plan_recomputing(config, workload, Recompute::None)
     }
 
+    /// What [`Parameters::keep_halves`] is to be given for this workload.
+    ///
+    /// # Errors
+    /// When the configuration makes no network that is trained in 16 bits.
+    pub fn mixed(
+        config: &ModelConfig,
+        workload: &Workload,
+        kind: HalfKind,
+    ) -> Result<Mixed, Error> {
+        config.check_trainable()?;
+        let (network, _, _) = build(config)?;
+        let Network::Transformer(transformer) = network else {
+            return Err(Error::NotMixed(config.kind()));
+        };
+        if !config.trains_all() {
+            return Err(Error::NotMixedAdapters);
+        }
+        let head = config.vocab_size().saturating_mul(transformer.width());
+        let largest = transformer.largest_factor(workload.rows).max(head);
+        Ok(Mixed { kind, threads: workload.threads, largest })
+    }
+
     /// What [`Runner::recomputing`] will allocate.
     ///
     /// # Errors
@@ -177,11 +215,24 @@ impl Runner {
         workload: &Workload,
         recompute: Recompute,
     ) -> Result<Plan, Error> {
+        Runner::plan_training(config, workload, recompute, None)
+    }
+
+    /// The same for a model whose weights are read in 16 bits.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan_training(
+        config: &ModelConfig,
+        workload: &Workload,
+        recompute: Recompute,
+        half: Option<HalfKind>,
+    ) -> Result<Plan, Error> {
         if workload.training {
             config.check_trainable()?;
         }
         let (network, _, _) = build(config)?;
-        let (inner, outer) = specs(&network, config, workload, recompute);
+        let (inner, outer) = specs(&network, config, workload, recompute, half);
         let mut plan = Plan::default();
         inner.each(&mut |s| plan.add(s));
         outer.each(&mut |s| plan.add(s));
@@ -211,7 +262,8 @@ impl Runner {
             model.config().check_trainable()?;
         }
         let workload = Workload { threads: team.threads(), ..workload };
-        let (inner, outer) = specs(&model.network, model.config(), &workload, recompute);
+        let half = model.weights().halves_kind();
+        let (inner, outer) = specs(&model.network, model.config(), &workload, recompute, half);
         let mut allocate = |spec: Spec| Buffer::new(&spec).map_err(model::Error::Memory);
         Ok(Runner {
             team: Arc::clone(team),
@@ -249,7 +301,8 @@ impl Runner {
             self.packed = true;
         }
         let rounded = RefCell::new(&mut self.outer.rounded[..]);
-        let packed = &Packed { matrices: &self.outer.packed, rounded };
+        let work = RefCell::new(&mut self.outer.work[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded, work };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
                 n.forward(&pass, packed, past, s)
@@ -272,28 +325,40 @@ impl Runner {
         let rows = batch.rows();
         self.forward(model, batch, &mut Past::none(), dropout);
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
-        let (hidden, d_hidden) = self.slots.hidden_and_gradient();
-        let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
-        let d_x = &mut d_hidden[..rows * width];
-        head_cross_entropy(
-            &self.team,
-            head_shape(model, rows),
-            &hidden[..rows * width],
-            weights.get(head.weight),
-            head.bias.map_or(&[], |id| weights.get(id)),
-            &batch.targets,
-            &mut self.outer.losses[..rows],
-            &mut HeadOutput::Gradients { scale, d_x, d_weight, d_bias },
-            &mut self.outer.head,
-        );
-        let pass = Pass { team: &self.team, weights, batch, dropout };
         let rounded = RefCell::new(&mut self.outer.rounded[..]);
-        let packed = &Packed { matrices: &self.outer.packed, rounded };
+        let work = RefCell::new(&mut self.outer.work[..]);
+        let packed = &Packed { matrices: &self.outer.packed, rounded, work };
+        let (hidden, d_hidden) = self.slots.hidden_and_gradient();
+        let (hidden, d_x) = (&hidden[..rows * width], &mut d_hidden[..rows * width]);
+        let shape = head_shape(model, rows);
+        let (losses, log_z) = (&mut self.outer.losses[..rows], &mut self.outer.best[..rows]);
+        let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
+        if weights.halves_kind().is_some() {
+            let (team, z) = (&*self.team, &mut self.outer.head[..]);
+            let mut head = MixedHead { team, weights, head, shape, z };
+            head.train((hidden, &batch.targets), scale, d_x, gradients, [losses, log_z]);
+        } else if d_weight.is_empty() {
+            let (read, made) = ((hidden, &batch.targets[..]), ([losses, log_z], d_x));
+            frozen::head(&self.team, model, read, scale, made, packed, &mut self.outer.head);
+        } else {
+            head_cross_entropy(
+                &self.team,
+                shape,
+                hidden,
+                weights.get(head.weight),
+                head.bias.map_or(&[], |id| weights.get(id)),
+                &batch.targets,
+                losses,
+                &mut HeadOutput::Gradients { scale, d_x, d_weight, d_bias, log_z },
+                &mut self.outer.head,
+            );
+        }
+        let pass = Pass { team: &self.team, weights, batch, dropout };
         match (&model.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
                 n.backward(&pass, packed, gradients, s)
             }
-            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, gradients, s),
+            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, packed, gradients, s),
             _ => unreachable!("a runner is made for its model"),
         }
         &self.outer.losses[..rows]
@@ -306,11 +371,19 @@ impl Runner {
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let (ids, best) = (&mut self.best_ids[..rows], &mut self.outer.best[..rows]);
+        if weights.halves_kind().is_some() {
+            let (team, z) = (&*self.team, &mut self.outer.head[..]);
+            let shape = head_shape(model, rows);
+            let losses = &mut self.outer.losses[..rows];
+            let read = (&hidden[..rows * width], &batch.targets[..]);
+            MixedHead { team, weights, head, shape, z }.best(read, losses, ids, best);
+            return (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows]);
+        }
         if weights.layout().is_packed(head.weight) {
             let vocab = model.config().vocab_size();
             let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
             let rounded = RefCell::new(&mut self.outer.rounded[..]);
-            let packed = Packed { matrices: &[], rounded };
+            let packed = Packed { matrices: &[], rounded, work: RefCell::default() };
             for first in (0..rows).step_by(QUANT_HEAD_ROWS) {
                 let chunk = first..rows.min(first + QUANT_HEAD_ROWS);
                 let x = &hidden[chunk.start * width..chunk.end * width];
@@ -344,6 +417,36 @@ impl Runner {
         (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows])
     }
 
+    /// log Σ e^z of each row of the last training pass, 0 where there is no target.
+    pub fn log_z(&self, rows: usize) -> &[f32] {
+        &self.outer.best[..rows]
+    }
+
+    /// The largest attention score since the last call; none without attention.
+    pub fn largest_score(&mut self) -> Option<f32> {
+        let NetworkSlots::Transformer(slots) = &mut self.slots else { return None };
+        Some(slots.largest_score(self.team.threads()))
+    }
+
+    /// The first tensor, in the order of the forward pass, that held a value that is not finite when
+    /// the batch of the last training pass was computed: a weight, else something computed from it.
+    pub fn first_not_finite(&self, model: &Model, rows: usize) -> Option<String> {
+        let weights = model.weights();
+        let specs = weights.layout().specs();
+        let bad = specs.iter().find(|s| !all_finite(&weights.flat()[s.range.clone()]));
+        if let Some(spec) = bad {
+            return Some(format!("weight {}", spec.name));
+        }
+        match (&model.network, &self.slots) {
+            (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
+                n.first_not_finite(s, rows, weights.halves_kind())
+            }
+            (_, NetworkSlots::Rnn(s)) => (!all_finite(&s.h)).then(|| "states".to_owned()),
+            _ => None,
+        }
+        .or_else(|| Some("the output projection".to_owned()))
+    }
+
     /// What the output projection read in the last pass: its first `rows` rows (rows×C).
     pub fn hidden(&mut self, model: &Model, rows: usize) -> &[f32] {
         let width = model.network.width();
@@ -372,9 +475,14 @@ impl Runner {
             let x = &hidden[run[0] * width..(run[0] + run.len()) * width];
             let out = &mut logits[done * vocab..(done + run.len()) * vocab];
             done += run.len();
+            if weights.halves_kind().is_some() {
+                let (team, shape) = (&*self.team, head_shape(model, run.len()));
+                MixedHead { team, weights, head, shape, z: &mut [] }.logits(x, out);
+                continue;
+            }
             if weights.layout().is_packed(head.weight) {
                 let rounded = RefCell::new(&mut self.outer.rounded[..]);
-                let packed = Packed { matrices: &[], rounded };
+                let packed = Packed { matrices: &[], rounded, work: RefCell::default() };
                 let id = head.weight;
                 packed_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
                 if let Some(limit) = model.config().soft_cap() {

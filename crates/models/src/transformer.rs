@@ -5,17 +5,18 @@
 //! caches, keys and values go to the caller's caches and attention reads them there; without, it
 //! reads them in the batch.
 
-use crate::cache::{PagedPast, Past};
-use crate::runner::Pass;
+use crate::cache::Past;
+use crate::runner::{Pass, all_finite};
 use crate::slots::slots;
-use crate::{MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
+use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
-    AttentionShape, Digits, HeadPlace, Init, Kv, Segment, add_assign, attention_backward,
+    AttentionShape, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign, attention_backward,
     attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{
-    Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary, turn, turn_back,
+    Adapter, Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary,
+    frozen_work, turn, turn_back,
 };
 use tensor::{Initial, Layout, Packed, ParamId, Parameters};
 
@@ -141,6 +142,33 @@ struct Desk<'a, 'p> {
     near_angles: &'a [f32],
 }
 
+impl Layer {
+    /// Adds the adapters of layer `i` that the configuration asks for.
+    fn adapt(
+        &mut self,
+        config: &TransformerConfig,
+        i: usize,
+        layout: &mut Layout,
+        packed: &mut usize,
+    ) {
+        let Some(lora) = &config.lora else { return };
+        let size = (lora.rank, lora.alpha / lora.rank as f32);
+        for &target in &lora.targets {
+            let name = format!("layers.{i}.{}", target.prefix());
+            let adapter = Adapter::new(layout, packed, &name, target.shape(config), size);
+            let (gate, up, down) = self.mlp.parts_mut();
+            let linear = match target {
+                LoraTarget::Query | LoraTarget::Key | LoraTarget::Value => Some(&mut self.qkv),
+                LoraTarget::Out => Some(&mut self.out),
+                LoraTarget::Gate => gate,
+                LoraTarget::Up => Some(up),
+                LoraTarget::Down => Some(down),
+            };
+            linear.into_iter().for_each(|linear| linear.adapt(adapter.clone()));
+        }
+    }
+}
+
 impl<B> TransformerSlots<B> {
     pub(crate) fn map<C, E>(
         self,
@@ -164,6 +192,13 @@ impl<B> TransformerSlots<B> {
     /// What the output projection reads, and where its gradient goes.
     pub(crate) fn hidden_and_gradient(&mut self) -> (&B, &mut B) {
         (&self.shared.hidden, &mut self.shared.d_inner)
+    }
+}
+
+impl TransformerSlots<Buffer<f32>> {
+    /// The largest attention score since the last call.
+    pub(crate) fn largest_score(&mut self, threads: usize) -> f32 {
+        kernels::largest_score(&mut self.shared.attention_work, threads)
     }
 }
 
@@ -222,7 +257,9 @@ impl Transformer {
                 let (name, kind) = (name("mlp"), mlp_kind(config));
                 let mlp = Mlp::new(layout, &mut packed, &name, kind, (c, f), config.bias, initial);
                 let near = window.is_some_and(|w| w.layers.contains(&i));
-                Layer { norm1, qkv, heads, out, post, norm2, mlp, near }
+                let mut layer = Layer { norm1, qkv, heads, out, post, norm2, mlp, near };
+                layer.adapt(config, i, layout, &mut packed);
+                layer
             })
             .collect();
         Transformer {
@@ -258,9 +295,18 @@ impl Transformer {
             return 0;
         }
         let outer = self.width().max(self.shape.heads * self.shape.head_dim);
-        let inner =
-            kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size, Digits::Two);
-        kernels::quant_rows_len(rows, outer, Digits::Two).max(inner)
+        let inner = kernels::quant_rows_len(rows.min(MLP_ROWS), self.config.intermediate_size);
+        kernels::quant_rows_len(rows, outer).max(inner)
+    }
+
+    /// Room for adapters, and for rows of matrices in panels that gradients pass through.
+    pub(crate) fn work_len(&self, rows: usize, training: bool) -> usize {
+        let rank = self.config.lora.as_ref().map_or(0, |lora| lora.rank);
+        let frozen = training && !self.config.storage.is_empty();
+        let (heads, inner) =
+            (self.shape.heads * self.shape.head_dim, self.config.intermediate_size);
+        let widest = self.width().max(heads).max(inner);
+        Adapter::work(rows, rank).max(if frozen { frozen_work(widest) } else { 0 })
     }
 
     /// The token table, for a tied output projection.
@@ -284,6 +330,7 @@ impl Transformer {
         longest: usize,
         threads: usize,
         training: Option<Recompute>,
+        mixed: bool,
     ) -> TransformerSlots<Spec> {
         let c = self.width();
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
@@ -311,7 +358,7 @@ impl Transformer {
             MlpSlot {
                 middle: spec("middle", kept(c)),
                 stats2: spec("norm 2", rows * Norm::STATS),
-                up: spec("mlp", rows * up),
+                up: spec("mlp", if mixed { (rows * up).div_ceil(2) } else { rows * up }),
                 branch: spec("mlp branch", used(post, kept(c))),
                 branch_stats: spec("mlp branch norm", used(post, rows * Norm::STATS)),
             }
@@ -329,7 +376,7 @@ impl Transformer {
             branch: work("branch", rows * c),
             final_stats: kept_spec("final norm", rows * Norm::STATS),
             hidden: kept_spec("hidden", rows * c),
-            act: work("mlp activation", run * f),
+            act: work("mlp activation", run * Mlp::scratch_width(mlp_kind(&self.config), f, mixed)),
             attention_work: work("attention tiles", tiles),
             angles: work("angles", rows * self.rotary.as_ref().map_or(0, Rotary::width)),
             near_angles: work(
@@ -342,6 +389,54 @@ impl Transformer {
             d_up: work("d mlp", used(training.is_some(), run * up)),
         };
         TransformerSlots { inputs, attention, mlp, shared }
+    }
+
+    /// Values of the largest second factor of a product of batches of so many rows.
+    pub(crate) fn largest_factor(&self, rows: usize) -> usize {
+        let (c, f) = (self.width(), self.config.intermediate_size);
+        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
+        let weights = [((h + 2 * g) * d, c), (c, h * d), (f, c)].map(|(n, k)| n * k);
+        let inputs = [rows * c, rows * h * d, rows.min(MLP_ROWS) * f];
+        weights.into_iter().chain(inputs).max().unwrap_or(0)
+    }
+
+    /// The first of a training pass's tensors with a value that is not finite.
+    pub(crate) fn first_not_finite(
+        &self,
+        slots: &TransformerSlots<Buffer<f32>>,
+        rows: usize,
+        half: Option<HalfKind>,
+    ) -> Option<String> {
+        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
+        let (c, last) = (self.width(), self.layers.len() - 1);
+        // A slot that layers share holds the last layer's.
+        let place = |count: usize, i: usize| match count {
+            1 => (i == last).then_some(0),
+            _ => Some(i),
+        };
+        let up = rows * Mlp::saved_width(mlp_kind(&self.config), self.config.intermediate_size);
+        let bad = |x: &[f32], width: usize| !all_finite(&x[..rows * width]);
+        for (i, input) in slots.inputs.iter().enumerate() {
+            let attention = place(slots.attention.len(), i).map(|at| &slots.attention[at]);
+            let mlp = place(slots.mlp.len(), i).map(|at| &slots.mlp[at]);
+            let found = if bad(input, c) {
+                Some("input")
+            } else if attention.is_some_and(|slot| bad(&slot.qkv, (h + 2 * g) * d)) {
+                Some("q k v")
+            } else if attention.is_some_and(|slot| bad(&slot.attention, h * d)) {
+                Some("attention")
+            } else if mlp.is_some_and(|slot| bad(&slot.middle, c)) {
+                Some("stream after attention")
+            } else if mlp.is_some_and(|slot| !Mlp::saved_is_finite(&slot.up, up, half)) {
+                Some("mlp")
+            } else {
+                None
+            };
+            if let Some(what) = found {
+                return Some(format!("layer {i} {what}"));
+            }
+        }
+        (!all_finite(&slots.shared.hidden[..rows * c])).then(|| "final norm".to_owned())
     }
 
     /// Runs the batch up to the rows that the output projection reads.
@@ -374,7 +469,7 @@ impl Transformer {
         let (x, desk) = &mut shared.desk(packed, rows * c);
         for (i, layer) in self.layers.iter().enumerate() {
             if let Some(input) = inputs.get_mut(i) {
-                keep(input, x);
+                keep(pass.team, input, x);
             }
             self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
             self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
@@ -402,7 +497,7 @@ impl Transformer {
         let branch = &mut *desk.branch;
         layer.out.forward(team, weights, desk.packed, attention, branch, self.width(), 0);
         pass.dropout(branch, 2 * index as u64 + 1);
-        keep(&mut slot.branch, branch);
+        keep(pass.team, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.0);
         add_branch(pass, norm, branch, desk.normed, &mut slot.branch_stats, x);
     }
@@ -418,11 +513,11 @@ impl Transformer {
     ) {
         let (team, weights) = (pass.team, pass.weights);
         let (normed, branch) = (&mut *desk.normed, &mut *desk.branch);
-        keep(&mut slot.middle, x);
+        keep(pass.team, &mut slot.middle, x);
         layer.norm2.forward(team, weights, x, normed, &mut slot.stats2);
         layer.mlp.forward(team, weights, desk.packed, normed, branch, &mut slot.up, desk.act);
         pass.dropout(branch, 2 * index as u64 + 2);
-        keep(&mut slot.branch, branch);
+        keep(pass.team, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.1);
         add_branch(pass, norm, branch, normed, &mut slot.branch_stats, x);
     }
@@ -481,7 +576,7 @@ impl Transformer {
             .filter(|(_, s)| s.1 > 0)
             .map(|(i, &(row, queries))| {
                 let (past, kv) = match past.pages(i) {
-                    Some((pool, PagedPast { pages, len })) => (len, pool.layer(index, pages)),
+                    Some((pool, past)) => (past.len, pool.layer(index, past)),
                     None => {
                         let from = row * stride + h * d;
                         (0, Kv::whole(&qkv[from..], &qkv[from + g * d..], stride))
@@ -508,7 +603,7 @@ impl Transformer {
         let (rows, c) = (batch.rows(), self.width());
         let TransformerSlots { inputs, attention, mlp, shared } = slots;
         let d_x = &mut shared.d_x[..rows * c];
-        d_x.fill(0.0);
+        kernels::clear(team, d_x);
         let x = &shared.x[..rows * c];
         let d_hidden = &shared.d_inner[..rows * c];
         self.norm.backward(team, weights, gradients, x, &shared.final_stats, d_hidden, d_x);
@@ -523,11 +618,11 @@ impl Transformer {
             if mlp_again {
                 self.layer_again(pass, packed, (i, layer), attention, mlp, input, shared);
             }
-            self.mlp_backward(pass, gradients, (i, layer), mlp, shared);
+            self.mlp_backward(pass, packed, gradients, (i, layer), mlp, shared);
             if attention_again && !mlp_again {
                 self.attention_again(pass, packed, (i, layer), attention, input, shared);
             }
-            self.attention_backward(pass, gradients, (i, layer), attention, input, shared);
+            self.attention_backward(pass, packed, gradients, (i, layer), attention, input, shared);
         }
         let d_x = &mut shared.d_x[..rows * c];
         pass.dropout(d_x, 0);
@@ -553,14 +648,15 @@ impl Transformer {
         shared: &mut SharedSlot<Buffer<f32>>,
     ) {
         let (x, desk) = &mut shared.desk(packed, input.len());
-        x.copy_from_slice(input);
+        kernels::copy(pass.team, input, x);
         self.attention_half(pass, (index, layer), &mut Past::none(), attention, desk, x);
         if layer.post.is_some() {
             return self.mlp_half(pass, (index, layer), mlp, desk, x);
         }
-        keep(&mut mlp.middle, x);
+        keep(pass.team, &mut mlp.middle, x);
         layer.norm2.forward(pass.team, pass.weights, x, desk.normed, &mut mlp.stats2);
-        layer.mlp.recompute(pass.team, pass.weights, packed, desk.normed, &mut mlp.up);
+        let (normed, up, act) = (&*desk.normed, &mut mlp.up, &mut *desk.act);
+        layer.mlp.recompute(pass.team, pass.weights, packed, normed, up, act);
     }
 
     /// Fills a layer's slot of attention again from its input.
@@ -577,13 +673,14 @@ impl Transformer {
         if layer.1.post.is_none() {
             return self.attend(pass, layer, &mut Past::none(), slot, desk, input);
         }
-        x.copy_from_slice(input);
+        kernels::copy(pass.team, input, x);
         self.attention_half(pass, layer, &mut Past::none(), slot, desk, x);
     }
 
     fn mlp_backward(
         &self,
         pass: &Pass,
+        packed: &Packed,
         gradients: &mut Parameters,
         (index, layer): (usize, &Layer),
         slot: &mut MlpSlot<Buffer<f32>>,
@@ -599,13 +696,17 @@ impl Transformer {
         branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
         pass.dropout(branch, 2 * index as u64 + 2);
         let scratch = &mut MlpScratch { act: &mut shared.act, d_up: &mut shared.d_up };
-        layer.mlp.backward(team, weights, gradients, normed, &slot.up, branch, d_normed, scratch);
+        layer.mlp.backward(
+            team, weights, gradients, packed, normed, &slot.up, branch, d_normed, scratch,
+        );
         layer.norm2.backward(team, weights, gradients, middle, &slot.stats2, d_normed, d_x);
     }
 
+    #[expect(clippy::too_many_arguments, reason = "a backward pass takes what the forward saved")]
     fn attention_backward(
         &self,
         pass: &Pass,
+        packed: &Packed,
         gradients: &mut Parameters,
         (index, layer): (usize, &Layer),
         slot: &mut AttentionSlot<Buffer<f32>>,
@@ -624,7 +725,7 @@ impl Transformer {
         let d_attention = &mut shared.d_inner[..rows * h * d];
         let attention = &slot.attention[..rows * h * d];
         let wanted = Some((&mut *d_attention, Init::Zero));
-        layer.out.backward(team, weights, gradients, attention, branch, c, 0, wanted);
+        layer.out.backward(team, weights, gradients, packed, attention, branch, c, 0, wanted);
         let d_qkv = &mut shared.d_qkv[..rows * stride];
         attention_backward(
             team,
@@ -653,7 +754,7 @@ impl Transformer {
         layer.norm1.forward(team, weights, input, normed, &mut slot.stats1);
         let d_normed = &mut shared.d_inner[..rows * c];
         let wanted = Some((&mut *d_normed, Init::Zero));
-        layer.qkv.backward(team, weights, gradients, normed, d_qkv, stride, 0, wanted);
+        layer.qkv.backward(team, weights, gradients, packed, normed, d_qkv, stride, 0, wanted);
         layer.norm1.backward(team, weights, gradients, input, &slot.stats1, d_normed, d_x);
     }
 }
@@ -709,11 +810,11 @@ fn branch_gradient(
 ) {
     match norm {
         Some(norm) => {
-            branch.fill(0.0);
+            kernels::clear(pass.team, branch);
             let read = &read[..d_x.len()];
             norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, branch);
         }
-        None => branch.copy_from_slice(d_x),
+        None => kernels::copy(pass.team, d_x, branch),
     }
 }
 
@@ -723,6 +824,7 @@ fn mlp_kind(config: &TransformerConfig) -> MlpKind {
         MlpConfig::Swiglu => MlpKind::SwiGlu,
         MlpConfig::GeluTanh => MlpKind::GeluTanh,
         MlpConfig::GegluTanh => MlpKind::GegluTanh,
+        MlpConfig::Relu2 => MlpKind::Relu2,
     }
 }
 
@@ -745,8 +847,8 @@ fn add_branch(
 }
 
 /// Keeps a copy for the backward pass, where there is a place for it.
-fn keep(slot: &mut Buffer<f32>, x: &[f32]) {
+fn keep(team: &Team, slot: &mut Buffer<f32>, x: &[f32]) {
     if !slot.is_empty() {
-        slot[..x.len()].copy_from_slice(x);
+        kernels::copy(team, x, &mut slot[..x.len()]);
     }
 }

@@ -433,6 +433,7 @@ mod tests {
                 sequences: 1,
                 shares: false,
                 drafts: 0,
+                window: None,
             },
             seed: 1,
         }

@@ -3,8 +3,8 @@
 use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
 use engine::serving::{Engine, Limits, NetworkExecutor};
 use ledger::{Account, Plan};
-use models::{Model, ModelConfig, Recompute, Runner, Workload};
-use train::{BatchShape, Recipe, TrainConfig, Trainer};
+use models::{LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
+use train::{BatchShape, OptimizerKind, Recipe, TrainConfig, Trainer};
 
 /// Tokens of a page of K/V, as `autoreg serve` has them unless told otherwise.
 pub const PAGE_TOKENS: u64 = 16;
@@ -36,6 +36,7 @@ pub fn limits(architecture: &Architecture, ask: &ServeAsk) -> Result<Limits, Err
         sequences,
         shares: NetworkExecutor::shares(&architecture.config),
         drafts: 0,
+        window: architecture.config.window(),
     })
 }
 
@@ -62,6 +63,7 @@ pub(crate) fn step_workspace(architecture: &Architecture, ask: &ServeAsk) -> Res
         sequences: workload.sequences,
         shares: true,
         drafts: 0,
+        window: None,
     };
     plan.extend(Engine::plan(config.vocab_size(), &limits));
     Ok(plan.total())
@@ -120,7 +122,7 @@ pub fn serve(
             Some(NetworkExecutor::bytes_per_token(&architecture.config));
         if let Some(window) = &c.sliding_window {
             prediction.notes.push(format!(
-                "{} layers see only the last {} tokens; their keys and values are kept all the same",
+                "{} layers see only the last {} tokens and keep no more of them",
                 window.layers.len(),
                 window.tokens
             ));
@@ -162,13 +164,23 @@ fn levers<A>(
     others.map(lever).collect()
 }
 
-/// Whether a training is one that this program runs: f32, AdamW, one process, all weights.
-pub fn trains(ask: &TrainAsk) -> bool {
-    ask.precision == crate::Precision::F32
-        && ask.optimizer == crate::Optimizer::Adamw
+/// Whether a training is one that this program runs: AdamW or Muon, one process; adapters beside weights
+/// as they are stored; in 16 bits only all weights of a transformer.
+pub fn trains(architecture: &Architecture, ask: &TrainAsk) -> bool {
+    let mixes = matches!(architecture.config, ModelConfig::Transformer(_)) && ask.lora.is_none();
+    (mixes || ask.precision == crate::Precision::F32)
+        && own_optimizer(ask.optimizer).is_some()
         && ask.layout.ranks == 1
         && ask.layout.stage == 0
-        && ask.lora.is_none()
+}
+
+/// The trainer's name for an optimizer that it has.
+fn own_optimizer(optimizer: crate::Optimizer) -> Option<OptimizerKind> {
+    match optimizer {
+        crate::Optimizer::Adamw => Some(OptimizerKind::Adamw),
+        crate::Optimizer::Muon => Some(OptimizerKind::Muon),
+        crate::Optimizer::Momentum | crate::Optimizer::Sgd => None,
+    }
 }
 
 /// Training a model with this program.
@@ -224,10 +236,30 @@ fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error
         sequences,
         recompute: ask.recompute,
     };
-    let recipe = Recipe { batch: sequences, micro_batch: sequences, ..Recipe::default() };
-    let config = TrainConfig { model: without_blocks(&architecture.config), train: recipe };
+    let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
+    let precision = match ask.precision {
+        crate::Precision::F32 => train::Precision::F32,
+        crate::Precision::Bf16 => train::Precision::Bf16,
+    };
+    let (batch, micro_batch) = (sequences, sequences);
+    let recipe = Recipe { batch, micro_batch, optimizer, precision, ..Recipe::default() };
+    let model = match ask.lora {
+        Some(rank) => with_adapters(&architecture.config, size("--lora", rank)?),
+        None => without_blocks(&architecture.config),
+    };
+    let config = TrainConfig { model, train: recipe };
     let threads = size("--threads", ask.threads)?;
     Trainer::plan(&config, shape, threads).map_err(|e| architecture.error(e))
+}
+
+/// Adapters on all matrices of the layers, beside weights as they are stored.
+fn with_adapters(config: &ModelConfig, rank: usize) -> ModelConfig {
+    let mut config = config.clone();
+    if let ModelConfig::Transformer(c) = &mut config {
+        let targets = LoraTarget::ALL.into_iter().filter(|target| target.is_in(c)).collect();
+        c.lora = Some(LoraConfig { rank, alpha: 2.0 * rank as f32, targets });
+    }
+    config
 }
 
 /// Training loads weights as floats.

@@ -3,7 +3,9 @@
 use crate::state::{Layout, Optimizer, Precision, StateBytes};
 use crate::term::{product, sum};
 use crate::{Activations, Architecture, Attention, Error, Lever, Prediction, Rank, Terms};
-use models::{MlpConfig, ModelConfig, Recompute, TransformerConfig};
+use models::{
+    HiddenMatrix, MlpConfig, Model, ModelConfig, Recompute, TransformerConfig, hidden_matrices,
+};
 use serde::Serialize;
 
 /// How the output projection's logits are made.
@@ -124,7 +126,7 @@ pub fn lora_parameters(config: &TransformerConfig, rank: u64) -> Result<u64, Err
     let (q, kv) = (config.num_attention_heads as u64 * d, config.kv_heads() as u64 * d);
     let gates = match config.mlp {
         MlpConfig::Swiglu | MlpConfig::GegluTanh => 2,
-        MlpConfig::Gelu | MlpConfig::GeluTanh => 1,
+        MlpConfig::Gelu | MlpConfig::GeluTanh | MlpConfig::Relu2 => 1,
     };
     let sides = 2 * (c + q) + 2 * (c + kv) + (gates + 1) * (c + f);
     product("adapters", &[rank, sides, config.num_hidden_layers as u64])
@@ -161,13 +163,17 @@ pub fn communication_bytes(
     Ok((u128::from(whole) * u128::from(n - 1) / u128::from(n)) as u64)
 }
 
-/// Trained parameters with one buffer of moments: those of the layers under Muon.
+/// Trained parameters with one buffer of moments: the layers' matrices under Muon.
 pub(crate) fn single_moments(architecture: &Architecture, ask: &TrainAsk) -> Result<u64, Error> {
     let config = architecture.transformer()?;
     match (ask.optimizer, ask.lora) {
         (Optimizer::Muon, Some(rank)) => lora_parameters(config, rank),
         (Optimizer::Muon, None) => {
-            Ok(architecture.units()?.layer * config.num_hidden_layers as u64)
+            let layout = Model::layout_of(&architecture.config);
+            let layout = layout.map_err(|e| architecture.error(e))?;
+            let matrices = hidden_matrices(&architecture.config, &layout);
+            let cols = |m: &HiddenMatrix| layout.specs()[m.parameter].shape[1];
+            Ok(matrices.iter().map(|m| (m.rows.len() * cols(m)) as u64).sum())
         }
         _ => Ok(0),
     }

@@ -154,7 +154,7 @@ fn check(limits: Limits, load: (usize, usize), tokens: (usize, usize)) -> u64 {
 }
 
 fn limits(pages: usize, step_tokens: usize, sequences: usize) -> Limits {
-    Limits { pages, page_tokens: 4, step_tokens, sequences, shares: false, drafts: 0 }
+    Limits { pages, page_tokens: 4, step_tokens, sequences, shares: false, drafts: 0, window: None }
 }
 
 #[test]

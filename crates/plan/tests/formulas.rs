@@ -103,7 +103,13 @@ fn ask() -> impl Strategy<Value = TrainAsk> {
 proptest! {
     #[test]
     fn kv_is_what_a_cache_allocates(config in config(), context in 1u64..200) {
-        let list = Cache::plan(&ModelConfig::Transformer(config.clone()), context as usize);
+        let list = Cache::plan(
+            &ModelConfig::Transformer(config.clone()),
+            context as usize,
+            context as usize,
+        );
+        // Keys stand together by sixteens.
+        let context = context.next_multiple_of(16);
         prop_assert_eq!(kv_bytes(&config, context, 1, NumberKind::F32).unwrap(), list.total());
     }
 

@@ -5,8 +5,8 @@
 use models::{MlpConfig, ModelConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use plan::tools::{self, Eleuther, Offload};
 use plan::{
-    Activations, Architecture, Attention, Layout, Logits, NumberKind, Precision, StateBytes, Terms,
-    TrainAsk, fewest_ranks, kv_bytes, lora_parameters, parse_bytes, train,
+    Activations, Architecture, Attention, Layout, Logits, NumberKind, Optimizer, Precision,
+    StateBytes, Terms, TrainAsk, fewest_ranks, kv_bytes, lora_parameters, parse_bytes, train,
 };
 
 const GIB: f64 = 1_073_741_824.0;
@@ -454,9 +454,12 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
         threads: 2,
         ..TrainAsk::default()
     };
-    assert!(plan::running::trains(&ask));
+    let mixed = TrainAsk { precision: Precision::Bf16, ..ask };
+    assert!(plan::running::trains(&named("email-transformer"), &mixed));
+    assert!(!plan::running::trains(&named("email-rnn"), &mixed));
     for name in ["email-transformer", "email-rnn"] {
         let model = named(name);
+        assert!(plan::running::trains(&model, &ask));
         let runtime = plan::running::Runtime { bytes: 1000 };
         let own = plan::running::train(&model, &ask, runtime).unwrap();
         assert_eq!(own.terms.of("runtime"), 1000);
@@ -467,4 +470,33 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
         assert_eq!(own.total_bytes, own.terms.total().unwrap());
         assert!(matches!(model.config, ModelConfig::Transformer(_) | ModelConfig::Rnn(_)));
     }
+
+    // Muon keeps one buffer for the layers' matrices, adapters learn beside frozen weights.
+    let model = named("email-transformer");
+    let runtime = plan::running::Runtime { bytes: 0 };
+    let of = |ask: TrainAsk| plan::running::train(&model, &ask, runtime).unwrap();
+    let whole = of(ask);
+    let muon = of(TrainAsk { optimizer: Optimizer::Muon, ..ask });
+    let hidden = 2 * (4 * 64 * 64 + 2 * 64 * 256);
+    assert_eq!(whole.terms.of("optimizer") - muon.terms.of("optimizer"), 4 * hidden);
+    let lora = of(TrainAsk { lora: Some(8), ..ask });
+    let ModelConfig::Transformer(config) = &model.config else { panic!() };
+    let adapters = plan::lora_parameters(config, 8).unwrap();
+    assert_eq!(lora.terms.of("gradients"), 4 * adapters);
+    assert_eq!(lora.terms.of("optimizer"), 8 * adapters);
+    assert_eq!(lora.terms.of("weights") - whole.terms.of("weights"), 4 * adapters);
+
+    // In 16 bits: their weights, FP32 beside them; Muon as well, adapters not.
+    let all = model.parameters().unwrap();
+    let halves = of(mixed);
+    for (term, bytes) in [("weights", 2), ("master weights", 4), ("gradients", 4), ("optimizer", 8)]
+    {
+        let found = halves.terms.of(term);
+        assert!((bytes * all..bytes * (all + 4096)).contains(&found), "{term}: {found}");
+    }
+    let both = TrainAsk { optimizer: Optimizer::Muon, ..mixed };
+    assert!(plan::running::trains(&model, &both));
+    assert_eq!(halves.terms.of("optimizer") - of(both).terms.of("optimizer"), 4 * hidden);
+    assert!(plan::running::trains(&model, &TrainAsk { lora: Some(8), ..ask }));
+    assert!(!plan::running::trains(&model, &TrainAsk { lora: Some(8), ..mixed }));
 }

@@ -7,9 +7,11 @@
 //! Shape letters as in the kernels: R rows, C hidden size, H heads, G K/V heads, D head size, F MLP
 //! size, V vocabulary.
 
+mod halves;
 pub mod ops;
 mod parameters;
 
+pub use halves::Mixed;
 pub use kernels::{HalfKind, PANEL_ROWS, QUANT_BLOCK, QuantBlock, QuantKind, pack_panel};
 pub use ops::Packed;
 pub use parameters::{

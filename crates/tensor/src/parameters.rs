@@ -1,6 +1,10 @@
 //! Named parameters in one flat buffer: weights, gradients and moments share one layout.
 
-use kernels::{HalfKind, HalfMatrix, PANEL_ROWS, QuantKind, QuantMatrix, Team, normal, stream_key};
+use crate::halves::{Halves, Mixed, specs};
+use kernels::{
+    Factor, HalfKind, HalfMatrix, Init, PANEL_ROWS, QuantKind, QuantMatrix, Team, normal,
+    stream_key,
+};
 use ledger::{Account, Buffer, Plan, Spec};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -144,6 +148,29 @@ impl Layout {
         parts
     }
 
+    /// The parameters at some places of this layout, as values, in the same order.
+    pub fn of_some(&self, places: impl IntoIterator<Item = usize>) -> Layout {
+        let mut some = Layout::default();
+        for spec in places.into_iter().map(|i| &self.specs[i]) {
+            some.add(&spec.name, &spec.shape, spec.initial, spec.decay);
+        }
+        some
+    }
+
+    /// The same parameters at the same places, with room for the values of some alone: what
+    /// gradients of those need. The others' ranges are empty.
+    pub fn with_room_for(&self, wanted: impl Fn(&ParameterSpec) -> bool) -> Layout {
+        let mut out = Layout::default();
+        for spec in &self.specs {
+            let count = if wanted(spec) { spec.count() } else { 0 };
+            let start = out.len.next_multiple_of(16);
+            out.len = start + count;
+            let parts = Vec::new();
+            out.specs.push(ParameterSpec { range: start..out.len, parts, ..spec.clone() });
+        }
+        out
+    }
+
     /// Whether a parameter is kept in panels.
     pub fn is_packed(&self, id: ParamId) -> bool {
         !self.specs[id.0].parts.is_empty()
@@ -167,6 +194,15 @@ impl Layout {
         plan
     }
 
+    /// What weights of this layout take in mixed precision: FP32 master weights, what computation
+    /// reads, and room for its products.
+    pub fn mixed_specs(&self, mixed: Mixed) -> Plan {
+        let mut plan = Plan::default();
+        plan.add(&self.buffer_spec("master weights", Account::Master));
+        specs(self.len, mixed).iter().for_each(|spec| plan.add(spec));
+        plan
+    }
+
     fn block_spec(&self) -> Spec {
         let values = self.block_bytes.div_ceil(size_of::<f32>());
         Spec::new("quantised weights", Account::Weights, values)
@@ -185,6 +221,8 @@ pub struct Parameters {
     values: Buffer<f32>,
     /// Panels of matrices as raw bits, of weights only.
     blocks: Option<Buffer<f32>>,
+    /// What computation reads instead of the values, in mixed precision.
+    halves: Option<Halves>,
 }
 
 impl Parameters {
@@ -198,7 +236,7 @@ impl Parameters {
         account: Account,
     ) -> Result<Self, ledger::Error> {
         let values = Buffer::new(&layout.buffer_spec(name, account))?;
-        Ok(Parameters { layout: Arc::clone(layout), values, blocks: None })
+        Ok(Parameters { layout: Arc::clone(layout), values, blocks: None, halves: None })
     }
 
     /// Weights, all zero, in panels where the layout says so.
@@ -209,6 +247,67 @@ impl Parameters {
         let mut weights = Parameters::zeros(layout, "weights", Account::Weights)?;
         weights.blocks = Some(Buffer::new(&layout.block_spec())?);
         Ok(weights)
+    }
+
+    /// From now on computation reads matrices and tables in 16 bits; the values become master weights.
+    /// Norms and biases are read as values.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn keep_halves(&mut self, team: &Team, mixed: Mixed) -> Result<(), ledger::Error> {
+        self.values.move_to(Account::Master);
+        self.halves = Some(Halves::new(self.values.len(), mixed)?);
+        self.round_halves(team);
+        Ok(())
+    }
+
+    /// Ends [`Parameters::keep_halves`]: the values are weights again.
+    pub fn drop_halves(&mut self) {
+        if self.halves.take().is_some() {
+            self.values.move_to(Account::Weights);
+        }
+    }
+
+    /// Rounds the values to 16 bits again, where there are any; after values have changed.
+    pub fn round_halves(&mut self, team: &Team) {
+        if let Some(halves) = &mut self.halves {
+            let kind = halves.kind;
+            let bits = &mut halves.bits_mut()[..self.values.len()];
+            kernels::round_halves(team, kind, &self.values, bits);
+        }
+    }
+
+    /// Which 16 bits computation reads, where it does.
+    pub fn halves_kind(&self) -> Option<HalfKind> {
+        self.halves.as_ref().map(|halves| halves.kind)
+    }
+
+    /// A parameter's 16 bits.
+    pub fn half(&self, id: ParamId) -> Option<&[u16]> {
+        let range = self.layout.specs[id.0].range.clone();
+        self.halves.as_ref().map(|halves| &halves.bits()[range])
+    }
+
+    /// Values and, where there are any, their 16 bits: for an optimizer.
+    pub fn values_and_halves_mut(&mut self) -> (&mut [f32], Option<(HalfKind, &mut [u16])>) {
+        let halves = self.halves.as_mut().map(|halves| (halves.kind, halves.bits_mut()));
+        (&mut self.values, halves)
+    }
+
+    /// C = init + A·B in 16 bits, summed in FP32; C's rows `place.0` apart, from column `place.1`.
+    ///
+    /// # Panics
+    /// When these are no weights with halves, or shapes do not fit each other.
+    pub fn product(
+        &self,
+        team: &Team,
+        factors: (Factor, Factor),
+        init: Init,
+        c: &mut [f32],
+        place: (usize, usize),
+    ) {
+        let Some(halves) = &self.halves else { panic!("weights in 16 bits") };
+        halves.product(team, factors, init, c, place);
     }
 
     /// The parts of a matrix in panels, in the order of their rows; none for values.
@@ -264,8 +363,13 @@ impl Parameters {
     /// Sets every parameter to its initial value: a pure function of the seed, the parameter's
     /// name and the place in it.
     pub fn initialise(&mut self, seed: u64) {
+        self.initialise_some(seed, |_| true);
+    }
+
+    /// The same for some parameters; the others are left as they are.
+    pub fn initialise_some(&mut self, seed: u64, wanted: impl Fn(&ParameterSpec) -> bool) {
         let layout = Arc::clone(&self.layout);
-        for spec in layout.specs() {
+        for spec in layout.specs().iter().filter(|spec| wanted(spec)) {
             let name_hash = spec.name.bytes().fold(0u64, |h, b| kernels::mix(h ^ u64::from(b)));
             let key = stream_key(seed, name_hash, 0);
             let values = &mut self.values[spec.range.clone()];
@@ -320,6 +424,6 @@ impl Parameters {
 
     /// Zeroes everything.
     pub fn clear(&mut self, team: &Team) {
-        kernels::scale(team, &mut self.values, 0.0);
+        kernels::clear(team, &mut self.values);
     }
 }

@@ -5,7 +5,7 @@
 //! passed over; stray temporaries are ignored. The two newest are kept.
 
 use crate::run::State;
-use crate::saved::{read_parameters, write_parameters};
+use crate::saved::{read_learnt, write_learnt, write_parameters};
 use crate::trainer::Trainer;
 use formats::{TensorFile, replace_folder};
 use serde::{Deserialize, Serialize};
@@ -86,13 +86,10 @@ pub(crate) fn save(run: &Path, trainer: &Trainer, state: &State) -> Result<(), E
     let path = folder.join(format!("step-{:09}", state.step));
     let metadata = || HashMap::from([("step".to_owned(), state.step.to_string())]);
     replace_folder(&path, |dir| -> Result<(), Error> {
-        write_parameters(
-            &dir.join("weights.safetensors"),
-            &[("", trainer.model.weights())],
-            metadata(),
-        )?;
+        write_learnt(&dir.join("weights.safetensors"), &trainer.model, metadata())?;
         let optimizer = &trainer.optimizer;
-        let moments = [("first.", &optimizer.first), ("second.", &optimizer.second)];
+        let mut moments = vec![("first.", &optimizer.first), ("second.", &optimizer.second)];
+        moments.extend(trainer.muon.iter().map(|muon| ("momentum.", &muon.momentum)));
         write_parameters(&dir.join("optimizer.safetensors"), &moments, metadata())?;
         let mut hashes = HashMap::new();
         for name in ["weights.safetensors", "optimizer.safetensors"] {
@@ -176,7 +173,10 @@ fn load_one(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
     };
     moment("first.", &mut trainer.optimizer.first)?;
     moment("second.", &mut trainer.optimizer.second)?;
-    read_parameters(&weights, trainer.model.weights_mut())?;
+    if let Some(muon) = &mut trainer.muon {
+        moment("momentum.", &mut muon.momentum)?;
+    }
+    read_learnt(&weights, &mut trainer.model)?;
     trainer.optimizer.steps = manifest.optimizer_steps;
     trainer.weights_changed();
     Ok(manifest.state)

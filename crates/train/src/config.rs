@@ -1,5 +1,6 @@
 //! What a training run is told: the recipe, the budget, where to look and how often.
 
+use crate::Precision;
 use models::ModelConfig;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,24 @@ pub enum Schedule {
     /// It stays, and falls along a line to `final_share` over the last `decay_share` of the steps
     /// (warm-up, stable, decay: Hu et al., arXiv 2404.06395).
     Wsd,
+}
+
+/// What changes weights by gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// AdamW throughout.
+    #[default]
+    Adamw,
+    /// Muon for the matrices between embeddings and output projection, AdamW for the rest.
+    Muon,
+}
+
+impl OptimizerKind {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    fn is_adamw(&self) -> bool {
+        *self == OptimizerKind::Adamw
+    }
 }
 
 /// The numbers of an optimisation, the same for every model of a comparison.
@@ -50,6 +69,18 @@ pub struct Recipe {
     pub beta2: f64,
     /// Adam's ε.
     pub epsilon: f64,
+    /// What changes weights.
+    #[serde(skip_serializing_if = "OptimizerKind::is_adamw")]
+    pub optimizer: OptimizerKind,
+    /// Muon's largest learning rate; it rises and falls as the other does.
+    #[serde(skip_serializing_if = "is_usual_muon_rate")]
+    pub muon_learning_rate: f64,
+    /// Muon's β.
+    #[serde(skip_serializing_if = "is_usual_momentum")]
+    pub muon_momentum: f64,
+    /// Decay of the matrices that Muon changes.
+    #[serde(skip_serializing_if = "is_usual_muon_decay")]
+    pub muon_weight_decay: f64,
     /// Largest norm of the gradient; 0 for none.
     pub clip: f64,
     /// Share of values zeroed after the embedding and after each branch.
@@ -62,14 +93,34 @@ pub struct Recipe {
     pub checkpoint_every: u64,
     /// Stop after this many steps; 0 for the epochs.
     pub max_steps: u64,
+    /// In which numbers products are taken.
+    #[serde(skip_serializing_if = "is_f32")]
+    pub precision: Precision,
 }
 
 const USUAL_DECAY: f64 = 0.2;
+const USUAL_MUON_RATE: f64 = 0.02;
+const USUAL_MOMENTUM: f64 = 0.95;
+const USUAL_MUON_DECAY: f64 = 0.01;
 
-/// Left out where it is usual, so that runs from before it keep their identity.
+/// Fields that are left out where they are usual, so that runs from before them keep their identity.
+macro_rules! usual {
+    ($($name:ident = $usual:ident;)+) => {
+        $(fn $name(value: &f64) -> bool {
+            *value == $usual
+        })+
+    };
+}
+usual! {
+    is_usual_decay = USUAL_DECAY;
+    is_usual_muon_rate = USUAL_MUON_RATE;
+    is_usual_momentum = USUAL_MOMENTUM;
+    is_usual_muon_decay = USUAL_MUON_DECAY;
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-fn is_usual_decay(share: &f64) -> bool {
-    *share == USUAL_DECAY
+fn is_f32(precision: &Precision) -> bool {
+    *precision == Precision::F32
 }
 
 impl Default for Recipe {
@@ -88,12 +139,17 @@ impl Default for Recipe {
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-8,
+            optimizer: OptimizerKind::Adamw,
+            muon_learning_rate: USUAL_MUON_RATE,
+            muon_momentum: USUAL_MOMENTUM,
+            muon_weight_decay: USUAL_MUON_DECAY,
             clip: 1.0,
             dropout: 0.0,
             eval_every: 0,
             patience: 0,
             checkpoint_every: 0,
             max_steps: 0,
+            precision: Precision::F32,
         }
     }
 }
@@ -119,6 +175,26 @@ pub struct RecipeError {
     pub found: String,
     /// What it must be.
     pub expected: &'static str,
+}
+
+impl TrainConfig {
+    /// Whether the recipe makes a run of this model.
+    ///
+    /// # Errors
+    /// The first number that does not.
+    pub fn check_recipe(&self) -> Result<(), RecipeError> {
+        self.train.check()?;
+        let precision = self.train.precision;
+        let expected = match &self.model {
+            _ if precision == Precision::F32 => return Ok(()),
+            ModelConfig::Transformer(c) if c.lora.is_none() => return Ok(()),
+            ModelConfig::Transformer(_) => {
+                "it must be f32 with --lora: adapters learn in f32 beside weights as they are stored"
+            }
+            _ => "it must be f32: only transformers are trained in 16 bits",
+        };
+        Err(RecipeError { field: "precision", found: precision.name().to_owned(), expected })
+    }
 }
 
 impl Recipe {
@@ -150,6 +226,15 @@ impl Recipe {
         require(self.epsilon > 0.0, "epsilon", self.epsilon, "it must be above 0")?;
         let at_least_zero = "it must be at least 0";
         require(self.weight_decay >= 0.0, "weight_decay", self.weight_decay, at_least_zero)?;
+        let (rate, decay) = (self.muon_learning_rate, self.muon_weight_decay);
+        require(rate > 0.0 && rate.is_finite(), "muon_learning_rate", rate, "it must be above 0")?;
+        require(
+            (0.0..1.0).contains(&self.muon_momentum),
+            "muon_momentum",
+            self.muon_momentum,
+            below_one,
+        )?;
+        require(decay >= 0.0, "muon_weight_decay", decay, at_least_zero)?;
         require(self.clip >= 0.0, "clip", self.clip, at_least_zero)?;
         let dropout = f64::from(self.dropout);
         require((0.0..1.0).contains(&dropout), "dropout", dropout, below_one)

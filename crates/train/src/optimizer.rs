@@ -1,7 +1,7 @@
 //! AdamW with gradient clipping, and the learning rate of each step.
 
 use crate::config::{Recipe, Schedule};
-use kernels::{AdamStep, Team, adam, sum_of_squares};
+use kernels::{AdamStep, Team, adam, adam_mixed, sum_of_squares};
 use ledger::{Account, Plan};
 use std::sync::Arc;
 use tensor::{Layout, Parameters};
@@ -9,6 +9,8 @@ use tensor::{Layout, Parameters};
 /// AdamW: two moments a parameter. Matrices decay; biases, norms and embeddings do not.
 #[derive(Debug)]
 pub struct AdamW {
+    /// The places in the weights' layout of the parameters that it changes.
+    places: Vec<usize>,
     /// The first moment.
     pub first: Parameters,
     /// The second moment.
@@ -22,12 +24,16 @@ pub struct AdamW {
 pub struct Applied {
     /// The norm of the gradient before clipping.
     pub gradient_norm: f64,
+    /// What the gradient was multiplied by.
+    pub factor: f64,
     /// Whether it was clipped.
     pub clipped: bool,
+    /// Weights that moved while their 16 bits stayed, in mixed precision.
+    pub lost: Option<u64>,
 }
 
 impl AdamW {
-    /// What [`AdamW::new`] will allocate.
+    /// What [`AdamW::new`] will allocate; the same for [`AdamW::of_some`] with the layout of those.
     pub fn plan(layout: &Layout) -> Plan {
         let mut plan = Plan::default();
         plan.add(&layout.buffer_spec("first moment", Account::Optimizer));
@@ -40,14 +46,28 @@ impl AdamW {
     /// # Errors
     /// When memory is not to be had.
     pub fn new(layout: &Arc<Layout>) -> Result<AdamW, ledger::Error> {
+        AdamW::of(layout, (0..layout.specs().len()).collect())
+    }
+
+    /// Zero moments for the parameters at some places of a layout; the others are left alone.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn of_some(layout: &Layout, places: Vec<usize>) -> Result<AdamW, ledger::Error> {
+        AdamW::of(&Arc::new(layout.of_some(places.iter().copied())), places)
+    }
+
+    fn of(layout: &Arc<Layout>, places: Vec<usize>) -> Result<AdamW, ledger::Error> {
         Ok(AdamW {
             first: Parameters::zeros(layout, "first moment", Account::Optimizer)?,
             second: Parameters::zeros(layout, "second moment", Account::Optimizer)?,
             steps: 0,
+            places,
         })
     }
 
-    /// One step at learning rate `rate`. The gradient is scaled down to norm `recipe.clip` where
+    /// One step at learning rate `rate`. The gradients' layout has the weights' parameters, with room
+    /// for those that learn. The gradient is scaled down to norm `recipe.clip` where
     /// it is larger; a gradient that is not finite changes nothing and is seen in its norm.
     pub fn step(
         &mut self,
@@ -59,14 +79,17 @@ impl AdamW {
     ) -> Applied {
         let gradient_norm = sum_of_squares(team, gradients.flat()).sqrt();
         if !gradient_norm.is_finite() {
-            return Applied { gradient_norm, clipped: false };
+            return Applied { gradient_norm, factor: 0.0, clipped: false, lost: None };
         }
         let factor =
             if recipe.clip > 0.0 { (recipe.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.steps += 1;
         let t = self.steps.min(1 << 30) as i32;
-        let layout = Arc::clone(weights.layout());
-        for spec in layout.specs() {
+        let (layout, own) = (Arc::clone(weights.layout()), Arc::clone(self.first.layout()));
+        let (values, mut halves) = weights.values_and_halves_mut();
+        let mut lost = halves.as_ref().map(|_| 0);
+        for (&place, own) in self.places.iter().zip(own.specs()) {
+            let spec = &layout.specs()[place];
             let step = AdamStep {
                 rate: rate as f32,
                 beta1: recipe.beta1,
@@ -77,17 +100,19 @@ impl AdamW {
                 correction2: (1.0 - recipe.beta2.powi(t)) as f32,
                 gradient_scale: factor as f32,
             };
-            let range = spec.range.clone();
-            adam(
-                team,
-                step,
-                &mut weights.flat_mut()[range.clone()],
-                &gradients.flat()[range.clone()],
-                &mut self.first.flat_mut()[range.clone()],
-                &mut self.second.flat_mut()[range],
-            );
+            let (range, own) = (spec.range.clone(), own.range.clone());
+            let gradient = gradients.layout().specs()[place].range.clone();
+            let (w, g) = (&mut values[range.clone()], &gradients.flat()[gradient]);
+            let m = &mut self.first.flat_mut()[own.clone()];
+            let v = &mut self.second.flat_mut()[own];
+            match (&mut halves, &mut lost) {
+                (Some((kind, bits)), Some(lost)) => {
+                    *lost += adam_mixed(team, step, (*kind, &mut bits[range]), w, g, m, v);
+                }
+                _ => adam(team, step, w, g, m, v),
+            }
         }
-        Applied { gradient_norm, clipped: factor < 1.0 }
+        Applied { gradient_norm, factor, clipped: factor < 1.0, lost }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::config::TrainConfig;
 use crate::data::{BatchShape, Sequences, epoch_order};
 use crate::evaluate::{Evaluator, evaluate};
 use crate::optimizer::learning_rate;
+use crate::precision::LossScale;
 use crate::saved::{self, write_description, write_weights};
 use crate::trainer::{StepReport, Trainer};
 use kernels::Team;
@@ -45,14 +46,14 @@ pub enum Error {
     Data(String),
     /// The loss or the gradient is no number any more.
     #[error(
-        "step {step}: the {what} is not finite; the last good state is kept at step {kept} in \
+        "step {step}: the {what}; the last good state is kept at step {kept} in \
          {run}; try a smaller --learning-rate or a longer --warmup-steps"
     )]
     NotFinite {
         /// The step.
         step: u64,
-        /// Loss or gradient.
-        what: &'static str,
+        /// Loss or gradient, and the tensor where it began.
+        what: String,
         /// The step of the newest checkpoint.
         kept: u64,
         /// The run folder.
@@ -113,6 +114,17 @@ pub struct State {
     pub curve: Vec<CurvePoint>,
     /// Hash of configuration and data.
     pub identity: String,
+    /// Steps whose scaled gradient overflowed, in half precision.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub overflowed: u64,
+    /// The factor of the loss, in half precision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// What a run is given.
@@ -223,6 +235,7 @@ pub fn run_from(
         if state.identity != identity {
             return Err(Error::OtherRun { path: dir.to_owned(), what: "configuration or data" });
         }
+        trainer.set_loss_scale(state.loss_scale);
         tell(Event::Resumed(&state));
     } else {
         let fresh = !dir.exists();
@@ -250,8 +263,11 @@ pub fn run_from(
         let started = Instant::now();
         let report = trainer.step(train, indices, epoch, rate);
         state.seconds += started.elapsed().as_secs_f64();
-        if report.targets > 0 && !report.applied {
+        if report.targets > 0 && !report.applied && !report.overflowed {
             let what = if report.loss_sum.is_finite() { "gradient" } else { "loss" };
+            let first = trainer.broken().unwrap_or("no tensor that was looked at");
+            let what = format!("{what} is not finite, first in: {first}");
+            metrics.sync()?;
             let (step, run) = (state.step + 1, dir.to_owned());
             return Err(Error::NotFinite { step, what, kept: saved_at, run });
         }
@@ -261,6 +277,8 @@ pub fn run_from(
         state.loss_targets += report.targets;
         state.clipped += u64::from(report.clipped);
         state.skipped += u64::from(report.targets == 0);
+        state.overflowed += u64::from(report.overflowed);
+        state.loss_scale = trainer.loss_scale();
         metrics.step(&state, &report, rate)?;
         tell(Event::Step { state: &state, total, report, rate });
         if state.step.is_multiple_of(every(recipe.eval_every)) || state.step == total {
@@ -283,9 +301,9 @@ pub fn run_from(
     // Activations and moments go before the best weights are mapped, so that the peak is training's.
     let mut model = trainer.into_model();
     if stopped_by.is_none() && state.best_loss.is_some() {
-        let path = dir.join(saved::WEIGHTS_FILE);
+        let path = dir.join(saved::learnt_file(model.config()));
         let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
-        saved::read_parameters(&best, model.weights_mut()).map_err(saved::Error::from)?;
+        saved::read_learnt(&best, &mut model).map_err(saved::Error::from)?;
     }
     Ok(Outcome { model, state, stopped_by })
 }
@@ -294,7 +312,10 @@ pub fn run_from(
 fn begin(options: &RunOptions, trainer: &Trainer, state: &State) -> Result<(), Error> {
     let dir = options.dir;
     fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
-    write_description(dir, &options.config.model, options.tokenizer)?;
+    // Adapters are no model by themselves: their folder does not look like one.
+    if options.config.model.trains_all() {
+        write_description(dir, &options.config.model, options.tokenizer)?;
+    }
     write_weights(dir, &trainer.model, 0)?;
     Ok(checkpoint::save(dir, trainer, state)?)
 }
@@ -313,7 +334,7 @@ pub fn check(
     train: &dyn Sequences,
     valid: &dyn Sequences,
 ) -> Result<(), Error> {
-    config.train.check()?;
+    config.check_recipe()?;
     let longest = train.longest().max(valid.longest());
     const MOST: usize = 1 << 30;
     let sequences = config.train.micro_batch.min(config.train.batch);
@@ -404,12 +425,23 @@ impl Metrics {
 
     fn step(&mut self, state: &State, report: &StepReport, rate: f64) -> Result<(), Error> {
         let loss = report.loss_sum / report.targets.max(1) as f64;
-        self.write(&serde_json::json!({
+        let mut line = serde_json::json!({
             "step": state.step, "tokens": state.tokens, "loss_nats": loss,
             "targets": report.targets, "learning_rate": rate,
             "gradient_norm": report.gradient_norm, "clipped": report.clipped,
-            "seconds": state.seconds,
-        }))
+            "seconds": state.seconds, "log_z_nats": report.log_z,
+        });
+        if let Some(score) = report.largest_score {
+            line["largest_attention_score"] = score.into();
+        }
+        if let Some(share) = report.lost_share {
+            line["lost_update_share"] = share.into();
+        }
+        if let Some(scale) = report.loss_scale {
+            line["loss_scale"] = scale.into();
+            line["overflowed"] = report.overflowed.into();
+        }
+        self.write(&line)
     }
 
     fn evaluation(&mut self, point: &CurvePoint) -> Result<(), Error> {

@@ -13,6 +13,8 @@ use tensor::Parameters;
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The configuration of a model folder.
 pub const CONFIG_FILE: &str = "config.json";
+/// What a run that trains adapters alone has in place of weights.
+pub const ADAPTER_FILE: &str = "adapter.safetensors";
 /// The tokenizer of a model folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
@@ -141,11 +143,34 @@ pub(crate) fn read_parameters(
     file: &TensorFile,
     to: &mut Parameters,
 ) -> Result<(), formats::Error> {
+    read_some(file, to, |_| true)
+}
+
+/// Copies a model's parameters that learn out of a tensor file.
+pub(crate) fn read_learnt(file: &TensorFile, model: &mut Model) -> Result<(), formats::Error> {
+    let config = model.config().clone();
+    read_some(file, model.weights_mut(), |name| config.trains(name))
+}
+
+fn read_some(
+    file: &TensorFile,
+    to: &mut Parameters,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<(), formats::Error> {
     let layout = std::sync::Arc::clone(to.layout());
-    for spec in layout.specs() {
+    for spec in layout.specs().iter().filter(|spec| wanted(&spec.name)) {
         file.read_f32(&spec.name, &spec.shape, &mut to.flat_mut()[spec.range.clone()])?;
     }
     Ok(())
+}
+
+/// Writes a model's parameters that learn to a tensor file.
+pub(crate) fn write_learnt(
+    path: &Path,
+    model: &Model,
+    metadata: HashMap<String, String>,
+) -> Result<(), formats::Error> {
+    write_some(path, &[("", model.weights())], metadata, |name| model.config().trains(name))
 }
 
 /// Writes every parameter to a tensor file.
@@ -154,10 +179,20 @@ pub(crate) fn write_parameters(
     from: &[(&str, &Parameters)],
     metadata: HashMap<String, String>,
 ) -> Result<(), formats::Error> {
+    write_some(path, from, metadata, |_| true)
+}
+
+fn write_some(
+    path: &Path,
+    from: &[(&str, &Parameters)],
+    metadata: HashMap<String, String>,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<(), formats::Error> {
     let tensors: Vec<TensorRef> = from
         .iter()
         .flat_map(|(prefix, parameters)| {
-            parameters.layout().specs().iter().map(move |spec| TensorRef {
+            let specs = parameters.layout().specs().iter().filter(|spec| wanted(&spec.name));
+            specs.map(move |spec| TensorRef {
                 name: format!("{prefix}{}", spec.name),
                 shape: spec.shape.clone(),
                 values: Values::F32(&parameters.flat()[spec.range.clone()]),
@@ -182,13 +217,18 @@ pub fn write_description(dir: &Path, config: &ModelConfig, tokenizer: &[u8]) -> 
     write(TOKENIZER_FILE, tokenizer)
 }
 
-/// Writes a network's weights, whole or not at all.
+/// Writes a network's weights, whole or not at all; adapters alone where nothing else learns.
 ///
 /// # Errors
 /// As the system says; old weights are then untouched.
 pub fn write_weights(dir: &Path, model: &Model, step: u64) -> Result<(), Error> {
     let metadata = HashMap::from([("step".to_owned(), step.to_string())]);
-    Ok(write_parameters(&dir.join(WEIGHTS_FILE), &[("", model.weights())], metadata)?)
+    Ok(write_learnt(&dir.join(learnt_file(model.config())), model, metadata)?)
+}
+
+/// The file of a run folder that holds what a model of this configuration has learnt.
+pub(crate) fn learnt_file(config: &ModelConfig) -> &'static str {
+    if config.trains_all() { WEIGHTS_FILE } else { ADAPTER_FILE }
 }
 
 /// Writes a count model's folder. When that fails and there was none, none is left.

@@ -144,9 +144,11 @@ fn options<'a>(
 /// Stopped in the middle of an epoch, at its end, and during accumulation; resumed to the bit.
 #[test]
 fn a_resumed_run_equals_an_uninterrupted_one() {
-    for micro_batch in [8, 3] {
-        let config =
-            TrainConfig { model: transformer(), train: Recipe { micro_batch, ..recipe() } };
+    for (micro_batch, optimizer) in
+        [(8, OptimizerKind::Adamw), (3, OptimizerKind::Adamw), (8, OptimizerKind::Muon)]
+    {
+        let train = Recipe { micro_batch, optimizer, ..recipe() };
+        let config = TrainConfig { model: transformer(), train };
         let (data, valid) = (sequences(64, 1), sequences(9, 2));
         let team = Arc::new(Team::new(2));
         let whole = tempfile::tempdir().unwrap();
@@ -304,7 +306,7 @@ fn cached_steps_equal_one_pass() {
         let mut right = vec![0.0; ids.len() * VOCAB];
         runner.logits(&model, &whole, &mut [][..], &rows, &mut right);
         for pieces in [vec![1; 80], vec![37, 1, 1, 41]] {
-            let mut caches = vec![Cache::new(&model, 90).unwrap()];
+            let mut caches = vec![Cache::new(&model, 90, 90).unwrap()];
             let (mut past, mut got) = (0, Vec::new());
             for n in pieces {
                 let mut batch = Batch::default();

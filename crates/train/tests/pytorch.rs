@@ -8,7 +8,7 @@ use models::*;
 use serde_json::Value;
 use std::sync::Arc;
 use tensor::Parameters;
-use train::{AdamW, Recipe};
+use train::{AdamW, Muon, OptimizerKind, Recipe, TrainConfig, Trainer};
 
 fn fixture(name: &str) -> Value {
     let path = format!("{}/../models/tests/fixtures/{name}.json", env!("CARGO_MANIFEST_DIR"));
@@ -147,6 +147,61 @@ fn check(name: &str) {
         );
     }
     check_all(model.weights(), &value["parameters_after"], 2e-4, "after");
+}
+
+#[test]
+fn muon_steps_as_pytorch_does() {
+    let (start, right) = (fixture("transformer"), fixture("muon"));
+    let config = config(&start);
+    let mut model = Model::new(&config).unwrap();
+    let layout = Arc::clone(model.layout());
+    for spec in layout.specs() {
+        let values = numbers(&start["parameters"][&spec.name]["values"]);
+        let place = &mut model.weights_mut().flat_mut()[spec.range.clone()];
+        place.iter_mut().zip(values).for_each(|(w, v)| *w = v as f32);
+    }
+    let data: Vec<Vec<u32>> = start["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| {
+            let last = *numbers(&row["targets"]).last().unwrap();
+            numbers(&row["inputs"]).into_iter().chain([last]).map(|x| x as u32).collect()
+        })
+        .collect();
+    let train = Recipe {
+        batch: 3,
+        micro_batch: 2,
+        learning_rate: 1e-2,
+        weight_decay: 0.1,
+        optimizer: OptimizerKind::Muon,
+        muon_learning_rate: 0.02,
+        muon_weight_decay: 0.05,
+        ..Recipe::default()
+    };
+    let team = Arc::new(Team::new(2));
+    let shape = train::BatchShape::full(&train, 13);
+    let mut trainer = Trainer::of(model, &train, shape, &team).unwrap();
+    for step in right["steps"].as_array().unwrap() {
+        let done = trainer.step(&data, &[0, 1, 2], 0, 1e-2);
+        let loss = done.loss_sum / done.targets as f64;
+        let (right, norm) =
+            (step["loss"].as_f64().unwrap(), step["gradient_norm"].as_f64().unwrap());
+        assert!((loss / right - 1.0).abs() < 2e-6, "{loss} for {right}");
+        assert!((done.gradient_norm / norm - 1.0).abs() < 1e-4, "{}", done.gradient_norm);
+    }
+    check_all(trainer.model.weights(), &right["parameters_after"], 2e-4, "after");
+
+    // One buffer for the matrices, two for the rest.
+    let bytes = |optimizer| {
+        let train = Recipe { optimizer, ..train.clone() };
+        let config = TrainConfig { model: config.clone(), train };
+        let plan = Trainer::plan(&config, shape, 2).unwrap();
+        plan.of(Account::Optimizer)
+    };
+    let hidden: u64 = 2 * (3 * 16 * 16 + 16 * 16 + 2 * 16 * 64) * 4;
+    assert_eq!(bytes(OptimizerKind::Adamw) - bytes(OptimizerKind::Muon), hidden);
+    assert_eq!(Muon::plan(&config, &layout).of(Account::Optimizer), hidden);
 }
 
 #[test]

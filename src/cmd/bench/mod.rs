@@ -13,10 +13,10 @@ use kernels::{
     AttentionShape, Kv, Segment, attention_backward, attention_forward, attention_workspace,
 };
 use ledger::{Account, Buffer, Report, Spec};
-use models::{ModelConfig, RnnConfig, TransformerConfig};
+use models::{MlpConfig, ModelConfig, NormConfig, PositionConfig, RnnConfig, TransformerConfig};
 use serde_json::json;
 use std::time::Instant;
-use train::{BatchShape, Recipe, TrainConfig, Trainer};
+use train::{BatchShape, Precision, Recipe, TrainConfig, Trainer};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Training tokens/s: FP32 Adam, batch 64, length 64, vocabulary 4,000
+    /// Training tokens/s: Adam, the email models (batch 64, length 64) or the 30M preset
     TrainSpeed(TrainSpeed),
     /// Peak process memory after five training steps, a fresh process a model
     TrainMemory(TrainMemory),
@@ -61,15 +61,56 @@ enum Name {
     Empty,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Preset {
+    /// The models of the email experiment: batch 64, length 64
+    #[default]
+    Email,
+    /// A transformer of 29,794,816 parameters: width 512, 8 layers, 8 heads, SwiGLU 1408, RMSNorm,
+    /// rotary positions; batch 8, length 256
+    Mid,
+}
+
+/// What is trained on, and in which numbers.
+#[derive(Clone, Copy, Debug, Args)]
+struct Numbers {
+    #[arg(long, value_enum, default_value = "email")]
+    preset: Preset,
+    /// In which numbers products are taken: f32, bf16 or f16
+    #[arg(long, value_name = "WORD", value_parser = crate::cmd::train::precision, default_value = "f32")]
+    precision: Precision,
+}
+
+impl Numbers {
+    /// Sequences of a step, and tokens that each predicts.
+    fn size(self) -> (usize, usize) {
+        match self.preset {
+            Preset::Email => (64, 64),
+            Preset::Mid => (8, 256),
+        }
+    }
+
+    fn words(self) -> [&'static str; 4] {
+        let preset = if self.preset == Preset::Mid { "mid" } else { "email" };
+        ["--preset", preset, "--precision", self.precision.name()]
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   autoreg bench train-speed
-  autoreg bench train-speed --model rnn --steps 200 --threads 2 --json")]
+  autoreg bench train-speed --model rnn --steps 200 --threads 2 --json
+  autoreg bench train-speed --preset mid --precision bf16 --steps 8")]
 struct TrainSpeed {
     #[arg(long, value_enum, default_value = "transformer")]
     model: Name,
-    /// Timed steps, after five that are not
+    #[command(flatten)]
+    numbers: Numbers,
+    /// Steps before them
+    #[arg(long, default_value_t = 5)]
+    warmup: u64,
+    /// Timed steps
     #[arg(long, default_value_t = 50)]
     steps: u64,
     #[arg(long)]
@@ -83,11 +124,14 @@ struct TrainSpeed {
 Examples:
   autoreg bench train-memory
   autoreg bench train-memory --ledger
-  autoreg bench train-memory --threads 2 --json")]
+  autoreg bench train-memory --threads 2 --json
+  autoreg bench train-memory --preset mid --precision bf16 --ledger")]
 struct TrainMemory {
     /// One model in this very process, for the fresh process that measures it
     #[arg(long, value_enum)]
     model: Option<Name>,
+    #[command(flatten)]
+    numbers: Numbers,
     #[arg(long)]
     threads: Option<usize>,
     /// Also print the ledger of each model
@@ -122,8 +166,6 @@ struct Attention {
 }
 
 const VOCAB: usize = 4000;
-const BATCH: usize = 64;
-const LENGTH: usize = 64;
 
 /// Measures as told.
 pub fn run(args: BenchArgs) -> Result<(), CliError> {
@@ -139,30 +181,49 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
     }
 }
 
-fn config(name: Name) -> TrainConfig {
-    let model = match name {
-        Name::Rnn => ModelConfig::Rnn(RnnConfig::email(VOCAB)),
-        _ => ModelConfig::Transformer(TransformerConfig::email(VOCAB, LENGTH)),
+fn config(name: Name, numbers: Numbers) -> Result<TrainConfig, CliError> {
+    let (batch, length) = numbers.size();
+    let model = match (name, numbers.preset) {
+        (Name::Rnn, Preset::Mid) => {
+            return Err(CliError::input("--preset mid is a transformer; leave --model rnn away"));
+        }
+        (Name::Rnn, _) => ModelConfig::Rnn(RnnConfig::email(VOCAB)),
+        (_, Preset::Email) => ModelConfig::Transformer(TransformerConfig::email(VOCAB, length)),
+        (_, Preset::Mid) => ModelConfig::Transformer(TransformerConfig {
+            hidden_size: 512,
+            num_hidden_layers: 8,
+            num_attention_heads: 8,
+            intermediate_size: 1408,
+            norm: NormConfig::Rms,
+            positions: PositionConfig::Rotary,
+            mlp: MlpConfig::Swiglu,
+            bias: false,
+            ..TransformerConfig::email(VOCAB, length)
+        }),
     };
     let train = Recipe {
-        batch: BATCH,
-        micro_batch: BATCH,
+        batch,
+        micro_batch: batch,
         weight_decay: 0.0,
         clip: 0.0,
+        precision: numbers.precision,
         ..Recipe::default()
     };
-    TrainConfig { model, train }
+    let config = TrainConfig { model, train };
+    config.check_recipe().map_err(CliError::input)?;
+    Ok(config)
 }
 
-fn shape(config: &TrainConfig) -> BatchShape {
-    BatchShape::full(&config.train, LENGTH + 1)
+fn shape(config: &TrainConfig, numbers: Numbers) -> BatchShape {
+    BatchShape::full(&config.train, numbers.size().1 + 1)
 }
 
-/// One batch of random tokens: 64 sequences of 65 tokens, so that 64 are predicted.
-fn random_tokens() -> Vec<Vec<u32>> {
-    (0..BATCH as u64)
+/// One batch of random tokens, of which each sequence predicts all but its first.
+fn random_tokens(numbers: Numbers) -> Vec<Vec<u32>> {
+    let (batch, length) = numbers.size();
+    (0..batch as u64)
         .map(|s| {
-            (0..=LENGTH as u64)
+            (0..=length as u64)
                 .map(|t| (kernels::uniform_bits(1, s * 1000 + t) % VOCAB as u64) as u32)
                 .collect()
         })
@@ -171,12 +232,14 @@ fn random_tokens() -> Vec<Vec<u32>> {
 
 fn train_speed(args: &TrainSpeed) -> Result<(), CliError> {
     let team = team(args.threads)?;
-    let config = config(args.model);
-    let data = random_tokens();
-    let indices: Vec<u32> = (0..BATCH as u32).collect();
-    let mut trainer = Trainer::new(&config, shape(&config), &team).map_err(CliError::failed)?;
+    let config = config(args.model, args.numbers)?;
+    let (batch, length) = args.numbers.size();
+    let data = random_tokens(args.numbers);
+    let indices: Vec<u32> = (0..batch as u32).collect();
+    let shape = shape(&config, args.numbers);
+    let mut trainer = Trainer::new(&config, shape, &team).map_err(CliError::failed)?;
     let mut loss = 0.0;
-    for _ in 0..5 {
+    for _ in 0..args.warmup {
         trainer.step(&data, &indices, 0, 1e-3);
     }
     let started = Instant::now();
@@ -185,18 +248,21 @@ fn train_speed(args: &TrainSpeed) -> Result<(), CliError> {
         loss = report.loss_sum / report.targets as f64;
     }
     let seconds = started.elapsed().as_secs_f64();
-    let speed = (args.steps * (BATCH * LENGTH) as u64) as f64 / seconds;
+    let speed = (args.steps * (batch * length) as u64) as f64 / seconds;
     let name = config.model.kind();
     if args.json {
         let value = json!({
             "model": name, "threads": team.threads(), "steps": args.steps, "loss": loss,
+            "parameters": trainer.model.layout().count(),
+            "precision": args.numbers.precision.name(),
             "tokens_per_second": speed, "ms_per_step": 1e3 * seconds / args.steps as f64,
             "isa": kernels::Isa::current().name(), "peak_process_bytes": ledger::peak_bytes(),
         });
         term::print(&json(&value)?);
     } else {
         term::print(&format!(
-            "{name}, {} threads, {}: {} tokens/s, {:.1} ms a step, loss {loss:.4}\n",
+            "{name}, {}, {} threads, {}: {} tokens/s, {:.1} ms a step, loss {loss:.4}\n",
+            args.numbers.precision.name(),
             team.threads(),
             kernels::Isa::current().name(),
             thousands(speed as u64),
@@ -212,16 +278,21 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
     }
     team(args.threads)?;
     let mut rows = Vec::new();
-    for name in ["empty", "rnn", "transformer"] {
-        rows.push(memory_row(name, args.threads)?);
+    let models = match args.numbers {
+        Numbers { preset: Preset::Email, precision: Precision::F32 } => &["rnn", "transformer"][..],
+        _ => &["transformer"],
+    };
+    for name in [&["empty"], models].concat() {
+        rows.push(memory_row(name, args.numbers, args.threads)?);
     }
+    let (batch, length) = args.numbers.size();
     let empty = rows.remove(0);
     if args.json {
         term::print(&json(&json!({
             "rows": rows,
             "empty_harness_bytes": empty["peak_process_bytes"],
-            "batch": BATCH, "length": LENGTH, "vocabulary": VOCAB, "steps": 5,
-            "optimizer": "FP32 Adam",
+            "batch": batch, "length": length, "vocabulary": VOCAB, "steps": 5,
+            "optimizer": "FP32 Adam", "precision": args.numbers.precision.name(),
         }))?);
         return Ok(());
     }
@@ -263,10 +334,14 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
 }
 
 /// A row of `bench train-memory`, from a process of its own.
-fn memory_row(name: &str, threads: Option<usize>) -> Result<serde_json::Value, CliError> {
+fn memory_row(
+    name: &str,
+    numbers: Numbers,
+    threads: Option<usize>,
+) -> Result<serde_json::Value, CliError> {
     let program = std::env::current_exe().map_err(CliError::failed)?;
     let mut command = std::process::Command::new(program);
-    command.args(["bench", "train-memory", "--json", "--model", name]);
+    command.args(["bench", "train-memory", "--json", "--model", name]).args(numbers.words());
     if let Some(threads) = threads {
         command.args(["--threads", &threads.to_string()]);
     }
@@ -279,7 +354,8 @@ fn memory_row(name: &str, threads: Option<usize>) -> Result<serde_json::Value, C
 
 /// What the program holds beside a training, measured in a process that prepares one and no more.
 pub fn training_runtime_bytes(threads: Option<usize>) -> Result<u64, CliError> {
-    let row = memory_row("empty", threads)?;
+    let numbers = Numbers { preset: Preset::Email, precision: Precision::F32 };
+    let row = memory_row("empty", numbers, threads)?;
     let bytes = row["predicted_process_bytes"].as_u64();
     bytes.ok_or_else(|| CliError::failed("the empty process did not say what it holds"))
 }
@@ -298,16 +374,18 @@ struct LedgerRow {
 
 fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
     let team = team(args.threads)?;
-    let config = config(name);
+    let config = config(name, args.numbers)?;
+    let (batch, _) = args.numbers.size();
     Trainer::warm_up(&config, &team);
     let runtime = ledger::resident_bytes();
     let mut plan = ledger::Plan::default();
     let mut parameters = 0;
     if name != Name::Empty {
-        plan = Trainer::plan(&config, shape(&config), team.threads()).map_err(CliError::failed)?;
-        let data = random_tokens();
-        let indices: Vec<u32> = (0..BATCH as u32).collect();
-        let mut trainer = Trainer::new(&config, shape(&config), &team).map_err(CliError::failed)?;
+        let shape = shape(&config, args.numbers);
+        plan = Trainer::plan(&config, shape, team.threads()).map_err(CliError::failed)?;
+        let data = random_tokens(args.numbers);
+        let indices: Vec<u32> = (0..batch as u32).collect();
+        let mut trainer = Trainer::new(&config, shape, &team).map_err(CliError::failed)?;
         for _ in 0..5 {
             trainer.step(&data, &indices, 0, 1e-3);
         }

@@ -203,7 +203,10 @@ fn weight_bytes(model: &Model) -> f64 {
 
 /// Bytes of K/V that a sequence with `past` tokens reads.
 fn kv_bytes(model: &Model, past: usize) -> Result<f64, CliError> {
-    Ok(models::Cache::plan(model.config(), past).total() as f64)
+    let models::ModelConfig::Transformer(config) = model.config() else { return Ok(0.0) };
+    let near = model.config().window().map_or(0, |window| window.min(past));
+    let size = models::KvPages { pages: past, near, page_tokens: 1 };
+    Ok(models::KvPool::plan(config, size).total() as f64)
 }
 
 /// GB/s of plain reads by all workers, the best of five.

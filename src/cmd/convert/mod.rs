@@ -1,7 +1,7 @@
 //! `autoreg convert`: a model's files written as others, and what that costs in quality.
 
 use crate::cmd::json;
-use crate::cmd::model::Opened;
+use crate::cmd::model::{Opened, located};
 use crate::cmd::quality::{self, Quality};
 use crate::error::CliError;
 use crate::stop::on_signals;
@@ -124,7 +124,7 @@ impl Dtype {
 /// Converts as told.
 pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let target = target(args)?;
-    let source = source_of(&args.model)?;
+    let source = source_of(&located(&args.model)?)?;
     check_place(args, &source)?;
     if let Some(text) = &args.quality {
         quality::read(text)?;

@@ -14,7 +14,7 @@ pub use search::Search;
 
 use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs, FromLogitsError, Given};
 use crate::cmd::model::{AnySource, Opened, engine_error, text_of};
-use crate::cmd::{KvArgs, draft, json};
+use crate::cmd::{AdapterArgs, KvArgs, draft, json};
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, ValueEnum};
@@ -119,6 +119,9 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", requires = "draft",
           value_parser = clap::value_parser!(u8).range(1..=32))]
     pub draft_tokens: Option<u8>,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// Instead of a model: logits or probabilities in a JSON array, or an object with `logits` or
     /// `probs` and, if wanted, `tokens` (their texts)
     #[arg(long, value_name = "FILE.json", conflicts_with_all = [
@@ -172,7 +175,10 @@ pub enum Side {
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
     match (&args.from_logits, &args.model) {
         (Some(file), _) => given_logits(&args, file),
-        (None, Some(dir)) => with_model(&args, &Opened::open_with(dir, args.kv.kind())?),
+        (None, Some(dir)) => {
+            let adapter = args.adapter.adapter.as_deref();
+            with_model(&args, &Opened::open_adapted(dir, args.kv.kind(), adapter)?)
+        }
         (None, None) => Err(CliError::input("no MODEL given; give the folder of a trained model")),
     }
 }

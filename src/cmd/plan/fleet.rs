@@ -199,6 +199,7 @@ fn ask(args: &FleetArgs) -> FleetAsk {
             sequences,
             shares: false,
             drafts: 0,
+            window: None,
         },
         seed: args.seed,
     }
@@ -249,6 +250,7 @@ fn calibrate(args: &FleetArgs, asked: &Limits) -> Result<MeasuredSteps, CliError
         pages: (context + 32 * 16).div_ceil(page_tokens) + 16,
         step_tokens: most.max(DECODED[4]),
         sequences: DECODED[4],
+        window: model.config().window(),
         ..*asked
     };
     let mut timer = Timer::new(Arc::from(model), &limits, &team)?;
@@ -272,6 +274,7 @@ struct Timer {
     tokens: Vec<u32>,
     logits: Vec<f32>,
     page_tokens: usize,
+    near_pages: u32,
 }
 
 impl Timer {
@@ -281,23 +284,31 @@ impl Timer {
         let tokens = limits.capacity() as u64;
         let tokens = (0..tokens).map(|i| (kernels::uniform_bits(7, i) % vocab as u64) as u32);
         let (tokens, page_tokens) = (tokens.collect(), limits.page_tokens);
-        Ok(Timer { executor, tokens, logits: vec![0.0; limits.rows() * vocab], page_tokens })
+        let near_pages = limits.kv_pages().near as u32;
+        let logits = vec![0.0; limits.rows() * vocab];
+        Ok(Timer { executor, tokens, logits, page_tokens, near_pages })
+    }
+
+    /// Which pages hold what layers with a window see does not matter for the time.
+    fn near(&self, pages: &[u32]) -> Vec<u32> {
+        pages.iter().map(|page| page % self.near_pages.max(1)).collect()
     }
 
     /// Seconds of a step in which `n` sequences with `past` tokens extend by one.
     fn decode(&mut self, n: usize, past: usize) -> Result<f64, CliError> {
         let each = (past + 1).div_ceil(self.page_tokens) as u32;
-        let tables: Vec<Vec<u32>> =
-            (0..n as u32).map(|i| (i * each..(i + 1) * each).collect()).collect();
+        let table = |i: u32| -> Vec<u32> { (i * each..(i + 1) * each).collect() };
+        let tables: Vec<_> = (0..n as u32).map(table).map(|t| (self.near(&t), t)).collect();
         let known = self.tokens[..past + 1].to_vec();
         let pieces: Vec<Piece<'_>> = tables
             .iter()
             .enumerate()
-            .map(|(i, pages)| Piece {
+            .map(|(i, (near, pages))| Piece {
                 id: i as u64,
                 known: &known,
                 from: past,
                 pages,
+                near,
                 rows: Rows::From(past),
             })
             .collect();
@@ -308,7 +319,8 @@ impl Timer {
     fn read(&mut self, n: usize) -> Result<f64, CliError> {
         let pages: Vec<u32> = (0..n.div_ceil(self.page_tokens) as u32).collect();
         let known = self.tokens[..n].to_vec();
-        let piece = Piece { id: 0, known: &known, from: 0, pages: &pages, rows: Rows::From(n - 1) };
+        let (near, rows) = (self.near(&pages), Rows::From(n - 1));
+        let piece = Piece { id: 0, known: &known, from: 0, pages: &pages, near: &near, rows };
         self.time(&[piece])
     }
 

@@ -164,11 +164,19 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
 fn program_bytes(threads: Option<u64>) -> Result<u64, CliError> {
     let team = crate::cmd::team(threads.and_then(|n| usize::try_from(n).ok()))?;
     let config = ModelConfig::Transformer(TransformerConfig::email(64, 8));
-    let limits =
-        Limits { pages: 4, page_tokens: 4, step_tokens: 8, sequences: 2, shares: true, drafts: 0 };
+    let limits = Limits {
+        pages: 4,
+        page_tokens: 4,
+        step_tokens: 8,
+        sequences: 2,
+        shares: true,
+        drafts: 0,
+        window: None,
+    };
     let model = Arc::new(Model::new(&config).map_err(CliError::failed)?);
     let mut executor = NetworkExecutor::new(model, &limits, &team).map_err(CliError::failed)?;
-    let piece = Piece { id: 0, known: &[1, 2, 3], from: 0, pages: &[0], rows: Rows::Every };
+    let piece =
+        Piece { id: 0, known: &[1, 2, 3], from: 0, pages: &[0], near: &[0], rows: Rows::Every };
     let mut logits = vec![0.0; 3 * 64];
     executor.run(&[piece], &mut logits).map_err(CliError::failed)?;
     Ok(ledger::resident_bytes())

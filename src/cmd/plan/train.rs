@@ -32,7 +32,7 @@ enum OptimizerName {
 enum PrecisionName {
     /// 16-bit weights, FP32 master weights and gradients: 18 bytes a parameter with AdamW
     Bf16,
-    /// FP32 throughout, as this program trains: 16 bytes
+    /// FP32 throughout: 16 bytes
     F32,
 }
 
@@ -147,7 +147,7 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let Some(tool) = args.tool {
         return as_tool(args, tool, &architecture, &ask);
     }
-    let engine = architecture.runs_here && running::trains(&ask);
+    let engine = architecture.runs_here && running::trains(&architecture, &ask);
     let plan = match engine {
         true => running::train(&architecture, &ask, program(args)?),
         false => plan::train(&architecture, &ask),

@@ -1,5 +1,6 @@
 //! `autoreg train`: one model on one data set, into a run folder.
 
+mod lora;
 mod memory;
 
 use crate::cmd::documents::{self, Encoding, Files};
@@ -10,6 +11,7 @@ use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
 use corpus::{Dataset, Side};
 use ledger::{Account, Charge, Plan, Report};
+use lora::AskedLora;
 use memory::Asked;
 use models::ngram::Counter;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
@@ -18,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
-    BatchShape, Event, Outcome, Recipe, RunOptions, Schedule, Sequences, Start, TrainConfig,
-    Trainer, order_bytes,
+    BatchShape, Event, OptimizerKind, Outcome, Precision, Recipe, RunOptions, Schedule, Sequences,
+    Start, TrainConfig, Trainer, order_bytes,
 };
 
 /// Models that have a name.
@@ -43,10 +45,12 @@ Examples:
   autoreg train --data DATA --config my.toml --seed 2 --out runs/t2
   autoreg train --data DATA --model transformer --out runs/t1 --resume
   autoreg train --init model.gguf --chat talks.jsonl --out runs/f1 --recompute auto --memory 4GiB
+  autoreg train --init model.gguf --text notes.txt --lora rank=8,alpha=16 --out runs/a1
+  autoreg generate model.gguf \"it is\" --adapter runs/a1/adapter
 
 With --init the defaults are those of fine-tuning: --epochs 1 --batch 8 --micro-batch 1
---learning-rate 2e-5 --warmup-steps 10. The run folder then also holds huggingface/, which
-transformers loads.
+--learning-rate 2e-5 (with --lora 2e-4) --warmup-steps 10. The run folder then also holds
+huggingface/, which transformers loads; with --lora it holds adapter/, which PEFT loads, and no model.
 
 A configuration file holds [model] and [train]:
   [model]
@@ -81,6 +85,13 @@ pub struct TrainArgs {
     /// Tokens that a pack of documents holds [default: 1024, or the model's context]
     #[arg(long, value_name = "N", conflicts_with = "data")]
     pub max_len: Option<usize>,
+    /// Train adapters (LoRA) beside frozen weights, which stay as they are stored: rank=N, with
+    /// alpha=X [default: twice the rank] and targets=q,k,v,o,gate,up,down [default: all]
+    #[arg(long, value_name = "rank=N,...", value_parser = lora::asked, requires = "init")]
+    pub lora: Option<AskedLora>,
+    /// Also write the model with the adapters merged in, as a Hugging Face folder in F32
+    #[arg(long, requires = "lora")]
+    pub merge: bool,
     /// What the backward pass computes again instead of keeping it: none, attention, block, or auto
     /// for the least that fits; no bit changes
     #[arg(long, value_name = "WORD", value_parser = memory::asked, default_value = "none")]
@@ -154,6 +165,16 @@ pub struct RecipeArgs {
     /// Decay of matrices [default: 0.01]
     #[arg(long, value_name = "X")]
     pub weight_decay: Option<f64>,
+    /// What changes weights: adamw, or muon for the matrices of the layers with adamw for the rest
+    /// [default: adamw]
+    #[arg(long, value_name = "WORD", value_parser = optimizer)]
+    pub optimizer: Option<OptimizerKind>,
+    /// Muon's largest learning rate [default: 0.02]
+    #[arg(long, value_name = "X")]
+    pub muon_learning_rate: Option<f64>,
+    /// Decay of the matrices that Muon changes [default: 0.01]
+    #[arg(long, value_name = "X")]
+    pub muon_weight_decay: Option<f64>,
     /// Largest norm of the gradient, 0 for none [default: 1]
     #[arg(long, value_name = "X")]
     pub clip: Option<f64>,
@@ -172,6 +193,17 @@ pub struct RecipeArgs {
     /// Stop after this many steps, 0 for the epochs [default: 0]
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u64>,
+    /// In which numbers products are taken: f32, bf16 or f16. In 16 bits weights are kept in 16 bits
+    /// and as FP32 master weights; sums, gradients, moments, norms and loss stay FP32; f32 alone with
+    /// --lora [default: f32]
+    #[arg(long, value_name = "WORD", value_parser = precision)]
+    pub precision: Option<Precision>,
+}
+
+/// Reads `f32`, `bf16` or `f16`.
+pub fn precision(word: &str) -> Result<Precision, String> {
+    let found = Precision::ALL.into_iter().find(|p| p.name() == word);
+    found.ok_or_else(|| "choose f32, bf16 or f16".to_owned())
 }
 
 fn schedule(word: &str) -> Result<Schedule, String> {
@@ -181,6 +213,14 @@ fn schedule(word: &str) -> Result<Schedule, String> {
         "linear" => Ok(Schedule::Linear),
         "wsd" => Ok(Schedule::Wsd),
         _ => Err("choose constant, cosine, linear or wsd".to_owned()),
+    }
+}
+
+fn optimizer(word: &str) -> Result<OptimizerKind, String> {
+    match word {
+        "adamw" => Ok(OptimizerKind::Adamw),
+        "muon" => Ok(OptimizerKind::Muon),
+        _ => Err("choose adamw or muon".to_owned()),
     }
 }
 
@@ -194,12 +234,16 @@ impl RecipeArgs {
         set!(
             decay_share,
             weight_decay,
+            optimizer,
+            muon_learning_rate,
+            muon_weight_decay,
             clip,
             dropout,
             eval_every,
             patience,
             checkpoint_every,
-            max_steps
+            max_steps,
+            precision
         );
     }
 }
@@ -245,8 +289,11 @@ fn fine_tuning() -> Recipe {
 /// The configuration of a model that is gone on from.
 fn config_of(args: &TrainArgs, init: &Init) -> Result<TrainConfig, CliError> {
     let mut config = TrainConfig { model: init.config.clone(), train: fine_tuning() };
+    if args.lora.is_some() {
+        config.train.learning_rate = 2e-4;
+    }
     args.recipe.apply(&mut config.train);
-    config.train.check().map_err(CliError::input)?;
+    config.check_recipe().map_err(CliError::input)?;
     config.model.check_trainable().map_err(CliError::input)?;
     Ok(config)
 }
@@ -285,7 +332,7 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
         )));
     }
     args.recipe.apply(&mut config.train);
-    config.train.check().map_err(CliError::input)?;
+    config.check_recipe().map_err(CliError::input)?;
     config.model.check().map_err(CliError::input)?;
     Ok(config)
 }
@@ -293,7 +340,13 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
 /// Trains as told.
 pub fn run(args: TrainArgs) -> Result<(), CliError> {
     let data = args.data.as_deref().map(Dataset::open).transpose().map_err(CliError::input)?;
-    let init = args.init.as_deref().map(Init::open).transpose()?;
+    let mut init = args.init.as_deref().map(Init::open).transpose()?;
+    if let (Some(init), Some(asked)) = (&mut init, &args.lora) {
+        if args.merge {
+            families::can_export(&init.config).map_err(CliError::input)?;
+        }
+        lora::freeze(init, asked)?;
+    }
     let config = match (&init, &data) {
         (Some(init), _) => config_of(&args, init)?,
         (None, Some(data)) => config(&args, data)?,
@@ -331,7 +384,8 @@ fn make_room(args: &TrainArgs) -> Result<(), CliError> {
             "{out} exists; give --resume to go on, --force to replace it, or another --out"
         )));
     }
-    if !args.out.join(train::CONFIG_FILE).is_file() {
+    let marks = [train::CONFIG_FILE, train::ADAPTER_FILE];
+    if !marks.iter().any(|mark| args.out.join(mark).is_file()) {
         return Err(CliError::input(format!(
             "{out} is not a run folder, so --force does not replace it; give another --out"
         )));
@@ -373,6 +427,15 @@ fn plan_documents(plan: &mut Plan, train: &dyn Sequences) -> Vec<Charge> {
     plan.add_bytes("order of an epoch", Account::Data, order);
     plan.add_bytes("documents", Account::Data, ledger::snapshot().current[Account::Data as usize]);
     vec![Charge::new(Account::Data, order)]
+}
+
+/// Weights that are read take their file's mapping as well; where that is more than all else that
+/// training takes, as beside frozen weights, the rest of it is in the plan.
+fn plan_reading(plan: &mut Plan, file_bytes: u64) -> Option<Charge> {
+    let others = plan.total() - plan.of(Account::Weights);
+    let more = file_bytes.checked_sub(others).filter(|&more| more > 0)?;
+    plan.add_bytes("weights' file, mapped while it is read", Account::Data, more);
+    Some(Charge::new(Account::Data, more))
 }
 
 struct Summary {
@@ -434,7 +497,8 @@ fn descend(
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
     let weights = init.as_mut().map(Init::take_weights);
-    let from = weights.as_ref().map_or(Ok(String::new()), Weights::digest)?;
+    let mut from = weights.as_ref().map_or(Ok(String::new()), Weights::digest)?;
+    from.extend(args.lora.iter().map(|lora| format!("{lora:?}")));
     let read;
     let material = match (data, &init) {
         (Some(data), _) => {
@@ -484,6 +548,7 @@ fn descend(
         Some(data) => plan_token_files(&mut plan, data),
         None => plan_documents(&mut plan, train),
     };
+    let _mapped = plan_reading(&mut plan, weights.as_ref().map_or(0, Weights::file_bytes));
     if args.recompute == Asked::Auto && !args.quiet && !args.json {
         term::note(&format!("--recompute {}: predicted {}", recompute.name(), mib(plan.total())));
     }
@@ -502,8 +567,14 @@ fn descend(
         team: &team,
         stop: &stop,
     };
-    let model = match weights.filter(|_| !args.resume) {
-        Some(weights) => Some(weights.load(team.threads())?),
+    // A checkpoint of adapters holds no other weights.
+    let model = match weights.filter(|_| !args.resume || args.lora.is_some()) {
+        Some(weights) => {
+            let mut model = weights.load(team.threads())?;
+            let adapter = |spec: &tensor::ParameterSpec| models::is_adapter(&spec.name);
+            model.weights_mut().initialise_some(config.train.seed, adapter);
+            Some(model)
+        }
         None => None,
     };
     let total = train::total_steps(config, train.len());
@@ -525,16 +596,24 @@ fn descend(
         ));
     }
     let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
-    let exported = match &init {
-        Some(init) => init.export(&args.out, &model)?,
-        None => None,
-    };
     let parameters = model.layout().count();
+    let learns = |spec: &&tensor::ParameterSpec| config.model.trains(&spec.name);
+    let trained: usize = model.layout().specs().iter().filter(learns).map(|s| s.count()).sum();
+    let (exported, adapter) = match &init {
+        Some(init) if args.lora.is_some() => {
+            let written = lora::write(args, init, model)?;
+            (written.merged, Some(written.adapter))
+        }
+        Some(init) => (init.export(&args.out, &model)?, None),
+        None => (None, None),
+    };
     let speed = state.tokens as f64 / state.seconds.max(1e-9);
     let json = json!({
         "model": config.model.kind(),
         "parameters": parameters,
+        "trained_parameters": trained,
         "parameter_bytes": 4 * parameters,
+        "adapter": adapter,
         "valid_loss_nats": state.best_loss,
         "best_step": state.best_step,
         "steps": state.step,
@@ -547,13 +626,19 @@ fn descend(
         "skipped_steps": state.skipped,
         "synthetic": synthetic,
         "recompute": recompute.name(),
+        "precision": config.train.precision.name(),
+        "overflowed_steps": state.overflowed,
         "huggingface": exported,
         "threads": team.threads(),
         "isa": kernels::Isa::current().name(),
         "curve": state.curve,
     });
+    let of_all = match adapter {
+        Some(_) => format!(" ({} of them learnt)", thousands(trained as u64)),
+        None => String::new(),
+    };
     let text = format!(
-        "{} with {} parameters: validation loss {} nats/token at step {} of {}\n{} tokens in {}: {} tokens/s; peak memory {}\nrun folder: {}\n",
+        "{} with {} parameters{of_all}: validation loss {} nats/token at step {} of {}\n{} tokens in {}: {} tokens/s; peak memory {}\nrun folder: {}\n",
         config.model.kind(),
         thousands(parameters as u64),
         state.best_loss.map_or("none".to_owned(), |l| format!("{l:.4}")),

@@ -61,7 +61,8 @@ impl Draft {
         plan
     }
 
-    /// A draft that has read nothing; its executor has the engine's limits.
+    /// A draft that has read nothing; its executor has the engine's limits, but no window: all its
+    /// layers have the same pages.
     ///
     /// # Errors
     /// When memory is not to be had.
@@ -97,7 +98,7 @@ impl Draft {
         let mut ready: Vec<usize> = Vec::new();
         let mut pieces: Vec<(SequenceId, usize, usize)> = Vec::new();
         for (i, one) in wanted.iter_mut().enumerate() {
-            let known = scheduler.sequence(one.id).map_or(0, |(tokens, _)| tokens.len());
+            let known = scheduler.sequence(one.id).map_or(0, <[u32]>::len);
             let seen = self.executor.context_limit().unwrap_or(usize::MAX);
             // The last guess need not be read.
             let held = scheduler.reserve(one.id, known + one.most - 1).min(seen);
@@ -122,7 +123,7 @@ impl Draft {
                 return Ok(());
             }
             let piece = |&i: &usize| {
-                let (tokens, _) = scheduler.sequence(wanted[i].id)?;
+                let tokens = scheduler.sequence(wanted[i].id)?;
                 let end = tokens.len() + wanted[i].drafts.len();
                 Some((wanted[i].id, end - 1, end))
             };
@@ -134,7 +135,8 @@ impl Draft {
     /// Tokens of a sequence whose keys and values are there; the last is always read again, for its
     /// logits.
     fn begin(&mut self, scheduler: &Scheduler, id: SequenceId) -> usize {
-        let Some((tokens, pages)) = scheduler.sequence(id) else { return 0 };
+        let Some(tokens) = scheduler.sequence(id) else { return 0 };
+        let Some((pages, _)) = scheduler.pages(id) else { return 0 };
         let pool = scheduler.pool();
         let known = match self.read.get(&id) {
             Some(read) => read.iter().zip(tokens).take_while(|(a, b)| a == b).count(),
@@ -162,7 +164,7 @@ impl Draft {
         let texts: Vec<Vec<u32>> = pieces
             .iter()
             .map(|&(id, _, until)| {
-                let tokens = scheduler.sequence(id).map_or(&[][..], |(tokens, _)| tokens);
+                let tokens = scheduler.sequence(id).unwrap_or_default();
                 let drafts = wanted.iter().find(|one| one.id == id);
                 let all = [tokens, drafts.map_or(&[][..], |one| &one.drafts)].concat();
                 all[..until].to_vec()
@@ -170,9 +172,10 @@ impl Draft {
             .collect();
         let mut all: Vec<Piece<'_>> = Vec::new();
         for (&(id, from, until), known) in pieces.iter().zip(&texts) {
-            let Some((tokens, pages)) = scheduler.sequence(id) else { continue };
+            let Some(tokens) = scheduler.sequence(id) else { continue };
+            let Some((pages, _)) = scheduler.pages(id) else { continue };
             let rows = if until >= tokens.len() { Rows::From(until - 1) } else { Rows::None };
-            all.push(Piece { id, known, from, pages, rows });
+            all.push(Piece { id, known, from, pages, near: pages, rows });
         }
         if all.is_empty() {
             return Ok(());
@@ -182,7 +185,8 @@ impl Draft {
         self.executor.run(&all, &mut self.logits[..wanted])?;
         let page_tokens = scheduler.pool().page_tokens();
         for (&(id, from, until), known) in pieces.iter().zip(&texts) {
-            let Some((tokens, pages)) = scheduler.sequence(id) else { continue };
+            let Some(tokens) = scheduler.sequence(id) else { continue };
+            let Some((pages, _)) = scheduler.pages(id) else { continue };
             for (i, &page) in pages.iter().enumerate().take(until.div_ceil(page_tokens)) {
                 if i >= from / page_tokens {
                     let whole = (i + 1) * page_tokens <= until.min(tokens.len());

@@ -459,7 +459,7 @@ impl Engine {
         let guessed: Vec<Option<Vec<u32>>> = work
             .iter()
             .map(|work| {
-                let (tokens, _) = scheduler.sequence(work.id).filter(|_| work.drafts > 0)?;
+                let tokens = scheduler.sequence(work.id).filter(|_| work.drafts > 0)?;
                 Some([tokens, &scheduler.drafts(work.id)[..work.drafts]].concat())
             })
             .collect();
@@ -628,7 +628,7 @@ impl Engine {
         for id in grown {
             let Some(live) = self.live.get(&id) else { continue };
             let Some((asked, _)) = self.requests.get(&live.request) else { continue };
-            let Some((tokens, _)) = self.scheduler.sequence(id) else { continue };
+            let Some(tokens) = self.scheduler.sequence(id) else { continue };
             // Nothing is guessed beyond what the answer can have, or the model can see.
             let left = asked.request.max_tokens.saturating_sub(live.progress.ids().len() + 1);
             let room = self.limit.saturating_sub(tokens.len());
@@ -774,7 +774,8 @@ fn piece<'a>(
     work: &Work,
     guessed: Option<&'a [u32]>,
 ) -> Option<Piece<'a>> {
-    let (tokens, pages) = scheduler.sequence(work.id)?;
+    let tokens = scheduler.sequence(work.id)?;
+    let (pages, near) = scheduler.pages(work.id)?;
     let end = work.from + work.tokens;
     let rows = match (work.every, work.last) {
         (true, _) => Rows::Every,
@@ -782,7 +783,7 @@ fn piece<'a>(
         (false, false) => Rows::None,
     };
     let known = &guessed.unwrap_or(tokens)[..end];
-    Some(Piece { id: work.id, known, from: work.from, pages, rows })
+    Some(Piece { id: work.id, known, from: work.from, pages, near, rows })
 }
 
 /// The best tokens of the model's own distribution.

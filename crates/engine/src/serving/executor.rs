@@ -4,7 +4,9 @@ use crate::Error;
 use kernels::Team;
 use ledger::{Account, Buffer, Plan, Spec};
 use models::ngram::Ngram;
-use models::{Batch, Cache, KvPool, Model, ModelConfig, PagedPast, Past, Runner, Workload};
+use models::{
+    Batch, Cache, KvPages, KvPool, Model, ModelConfig, PagedPast, Past, Runner, Workload,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -33,13 +35,15 @@ pub struct Piece<'a> {
     pub from: usize,
     /// The sequence's pages.
     pub pages: &'a [PageId],
+    /// Those of layers that see only near positions; behind the window any number may stand.
+    pub near: &'a [PageId],
     /// What is wanted.
     pub rows: Rows,
 }
 
 impl<'a> Piece<'a> {
     fn past(&self) -> PagedPast<'a> {
-        PagedPast { pages: self.pages, len: self.from }
+        PagedPast { pages: self.pages, near: self.near, len: self.from }
     }
 }
 
@@ -87,6 +91,12 @@ pub struct NetworkExecutor {
     rows: Vec<usize>,
 }
 
+/// Where limits name no window, layers that have one get as many pages as the others.
+fn kv_pages(limits: &Limits) -> KvPages {
+    let size = limits.kv_pages();
+    if limits.window.is_some() { size } else { KvPages { near: size.pages, ..size } }
+}
+
 fn workload(config: &ModelConfig, limits: &Limits, threads: usize) -> Workload {
     let longest = config.context_limit().unwrap_or(usize::MAX).min(limits.capacity());
     let (rows, sequences) = (limits.step_tokens, limits.sequences);
@@ -101,7 +111,7 @@ impl NetworkExecutor {
     pub fn plan(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
         let mut plan = Runner::plan(config, &workload(config, limits, threads))?;
         if let ModelConfig::Transformer(c) = config {
-            plan.extend(KvPool::plan(c, limits.pages, limits.page_tokens));
+            plan.extend(KvPool::plan(c, kv_pages(limits)));
         }
         Ok(plan)
     }
@@ -112,11 +122,22 @@ impl NetworkExecutor {
         matches!(config, ModelConfig::Transformer(_))
     }
 
-    /// Bytes that a token takes in pages.
+    /// Bytes that a token takes in the pages of layers that see everything.
     #[must_use]
     pub fn bytes_per_token(config: &ModelConfig) -> u64 {
         match config {
-            ModelConfig::Transformer(c) => KvPool::plan(c, 1, 1).total(),
+            ModelConfig::Transformer(c) => {
+                KvPool::plan(c, KvPages { pages: 1, near: 0, page_tokens: 1 }).total()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Bytes of the pages of a model.
+    #[must_use]
+    pub fn pool_bytes(config: &ModelConfig, limits: &Limits) -> u64 {
+        match config {
+            ModelConfig::Transformer(c) => KvPool::plan(c, kv_pages(limits)).total(),
             _ => 0,
         }
     }
@@ -128,9 +149,7 @@ impl NetworkExecutor {
     pub fn new(model: Arc<Model>, limits: &Limits, team: &Arc<Team>) -> Result<Self, Error> {
         let workload = workload(model.config(), limits, team.threads());
         let memory = match model.config() {
-            ModelConfig::Transformer(c) => {
-                Memory::Pages(KvPool::new(c, limits.pages, limits.page_tokens)?)
-            }
+            ModelConfig::Transformer(c) => Memory::Pages(KvPool::new(c, kv_pages(limits))?),
             _ => Memory::States(HashMap::new()),
         };
         let runner = Runner::new(&model, workload, team)?;
@@ -175,7 +194,7 @@ impl Executor for NetworkExecutor {
                 for piece in pieces {
                     caches.push(match states.get(&piece.id) {
                         Some((read, cache)) if *read == piece.from => cache.fork(model)?,
-                        _ if piece.from == 0 => Cache::new(model, 0)?,
+                        _ if piece.from == 0 => Cache::new(model, 0, 0)?,
                         _ => return Err(Error::UnknownSequence { id: piece.id, read: piece.from }),
                     });
                 }

@@ -7,6 +7,7 @@
 //! sent back to wait and later reads its tokens again.
 
 use super::pool::{PageId, PageKey, PagePool, PoolFault};
+use models::{KvPages, near_from, near_reach};
 use std::collections::{BTreeMap, HashMap};
 
 /// Names a sequence. The lower, the older.
@@ -27,6 +28,8 @@ pub struct Limits {
     pub shares: bool,
     /// Tokens guessed ahead of a sequence, at most; 0 guesses none.
     pub drafts: usize,
+    /// Positions that layers with a window see, where a model has such. Their pages are others.
+    pub window: Option<usize>,
 }
 
 impl Limits {
@@ -34,6 +37,19 @@ impl Limits {
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.pages.saturating_mul(self.page_tokens)
+    }
+
+    /// Pages of all kinds. Those of layers with a window are as many as all sequences may need: their
+    /// pool never runs dry.
+    #[must_use]
+    pub fn kv_pages(&self) -> KvPages {
+        let (pages, page_tokens) = (self.pages, self.page_tokens);
+        let near = self.window.map_or(0, |window| {
+            let each = near_reach(window, 0, page_tokens) + 1;
+            let step = self.step_tokens.div_ceil(page_tokens);
+            self.sequences.saturating_mul(each).saturating_add(step).min(pages)
+        });
+        KvPages { pages, near, page_tokens }
     }
 
     /// Rows of logits of a step, at most.
@@ -98,6 +114,8 @@ pub struct Step {
     pub preempted: Vec<SequenceId>,
     /// Pages whose content is known once the step has run.
     named: Vec<PageId>,
+    /// The same of layers with a window.
+    near_named: Vec<PageId>,
 }
 
 /// Where a sequence stands.
@@ -115,6 +133,7 @@ struct Entry {
     /// Tokens whose K/V are in pages.
     computed: usize,
     pages: Vec<PageId>,
+    near: Near,
     /// Root of the keys, then the key of each full page, as far as known.
     chain: Vec<PageKey>,
     /// Tokens from the first whose following logits are all wanted.
@@ -123,6 +142,21 @@ struct Entry {
     named: usize,
     /// Tokens guessed to follow.
     drafts: Vec<u32>,
+}
+
+/// A sequence's pages of layers with a window.
+#[derive(Debug, Clone, Default)]
+struct Near {
+    /// By place, as the other pages; those behind the window are given back.
+    pages: Vec<PageId>,
+    /// The first that is still held.
+    from: usize,
+}
+
+impl Near {
+    fn held(&self) -> &[PageId] {
+        &self.pages[self.from.min(self.pages.len())..]
+    }
 }
 
 impl Entry {
@@ -165,6 +199,8 @@ pub const MOST_DRAFTS: usize = 32;
 pub struct Scheduler {
     limits: Limits,
     pool: PagePool,
+    /// Of layers with a window.
+    near: Option<PagePool>,
     waiting: BTreeMap<SequenceId, Entry>,
     running: BTreeMap<SequenceId, Entry>,
     totals: Totals,
@@ -183,6 +219,7 @@ impl Scheduler {
         Self {
             limits,
             pool: PagePool::new(limits.pages, limits.page_tokens),
+            near: limits.window.map(|_| PagePool::new(limits.kv_pages().near, limits.page_tokens)),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             totals: Totals::default(),
@@ -226,10 +263,22 @@ impl Scheduler {
         waits.or_else(|| self.running.contains_key(&id).then_some(State::Running))
     }
 
-    /// Tokens and pages of a running sequence.
+    /// Tokens of a running sequence.
     #[must_use]
-    pub fn sequence(&self, id: SequenceId) -> Option<(&[u32], &[PageId])> {
-        self.running.get(&id).map(|entry| (&entry.tokens[..], &entry.pages[..]))
+    pub fn sequence(&self, id: SequenceId) -> Option<&[u32]> {
+        self.running.get(&id).map(|entry| &entry.tokens[..])
+    }
+
+    /// Pages of a running sequence, and those of layers with a window.
+    #[must_use]
+    pub fn pages(&self, id: SequenceId) -> Option<(&[PageId], &[PageId])> {
+        self.running.get(&id).map(|entry| (&entry.pages[..], &entry.near.pages[..]))
+    }
+
+    /// The pool of layers with a window, where a model has such.
+    #[must_use]
+    pub fn near_pool(&self) -> Option<&PagePool> {
+        self.near.as_ref()
     }
 
     /// Whether so many tokens fit into the pool when nothing else is there.
@@ -262,6 +311,7 @@ impl Scheduler {
             tokens,
             computed: 0,
             pages: Vec::new(),
+            near: Near::default(),
             chain: vec![root],
             score,
             named: 0,
@@ -316,14 +366,30 @@ impl Scheduler {
     /// Removes a sequence wherever it stands; its pages are free at once.
     pub fn remove(&mut self, id: SequenceId) {
         self.waiting.remove(&id);
-        if let Some(entry) = self.running.remove(&id) {
-            self.release(&entry.pages);
+        if let Some(mut entry) = self.running.remove(&id) {
+            self.release(&mut entry);
         }
     }
 
-    fn release(&mut self, pages: &[PageId]) {
+    fn release(&mut self, entry: &mut Entry) {
         // The end of a text goes first: its beginning serves more others.
-        pages.iter().rev().for_each(|&page| self.pool.release(page));
+        std::mem::take(&mut entry.pages).iter().rev().for_each(|&page| self.pool.release(page));
+        let near = std::mem::take(&mut entry.near);
+        if let Some(pool) = &mut self.near {
+            near.held().iter().rev().for_each(|&page| pool.release(page));
+        }
+    }
+
+    /// Gives back what lies behind the window.
+    fn release_behind(&mut self, id: SequenceId) {
+        let (Some(pool), Some(window)) = (&mut self.near, self.limits.window) else { return };
+        let Some(entry) = self.running.get_mut(&id) else { return };
+        let seen = near_from(window, entry.computed) / self.limits.page_tokens;
+        let near = &mut entry.near;
+        while near.from < seen.min(near.pages.len()) {
+            pool.release(near.pages[near.from]);
+            near.from += 1;
+        }
     }
 
     /// Chooses the next step. [`Scheduler::done`] or [`Scheduler::undo`] must follow.
@@ -386,6 +452,14 @@ impl Scheduler {
             let Some(page) = self.pool.take() else { break };
             entry.pages.push(page);
         }
+        if let Some(pool) = &mut self.near {
+            while entry.near.pages.len() < needed {
+                let Some(page) = pool.take() else { break };
+                entry.near.pages.push(page);
+            }
+            let room = entry.near.pages.len() * self.limits.page_tokens;
+            drafts = drafts.min(room.saturating_sub(verified));
+        }
         entry.drafts.truncate(drafts);
         self.totals.drafts += u64::from(drafts > 0);
         self.totals.drafted += drafts as u64;
@@ -395,22 +469,27 @@ impl Scheduler {
     /// Gets the pages for `tokens` tokens, at the cost of the youngest that is not in the step.
     fn grow(&mut self, id: SequenceId, tokens: usize, step: &mut Step) -> bool {
         let needed = self.pool.pages_for(tokens);
-        while self.running.get(&id).is_some_and(|entry| entry.pages.len() < needed) {
-            if let Some(page) = self.pool.take() {
-                self.running.entry(id).and_modify(|entry| entry.pages.push(page));
+        while let Some(entry) = self.running.get_mut(&id) {
+            let lacks_near = self.near.is_some() && entry.near.pages.len() < needed;
+            let (pool, pages) = match &mut self.near {
+                _ if entry.pages.len() < needed => (&mut self.pool, &mut entry.pages),
+                Some(near) if lacks_near => (near, &mut entry.near.pages),
+                _ => return true,
+            };
+            if let Some(page) = pool.take() {
+                pages.push(page);
                 continue;
             }
             let runs = |other: &SequenceId| step.work.iter().any(|work| work.id == *other);
             let youngest = self.running.keys().rev().copied().find(|other| !runs(other));
             self.preempt(youngest.unwrap_or(id), step);
         }
-        self.running.contains_key(&id)
+        false
     }
 
     fn preempt(&mut self, id: SequenceId, step: &mut Step) {
         if let Some(mut entry) = self.running.remove(&id) {
-            let pages = std::mem::take(&mut entry.pages);
-            self.release(&pages);
+            self.release(&mut entry);
             (entry.computed, entry.named) = (0, 0);
             entry.drafts.clear();
             self.waiting.insert(id, entry);
@@ -430,6 +509,10 @@ impl Scheduler {
             if self.pool.find(&key).is_none() {
                 self.pool.name(entry.pages[i], key);
                 step.named.push(entry.pages[i]);
+            }
+            if let Some(pool) = self.near.as_mut().filter(|pool| pool.find(&key).is_none()) {
+                pool.name(entry.near.pages[i], key);
+                step.near_named.push(entry.near.pages[i]);
             }
         }
     }
@@ -451,6 +534,7 @@ impl Scheduler {
         }
         let Some(mut entry) = self.waiting.remove(&id) else { return false };
         shared.iter().for_each(|&page| self.pool.hold(page));
+        entry.near = self.shared_near(&mut entry, shared.len());
         (entry.computed, entry.named) = (shared.len() * self.limits.page_tokens, shared.len());
         entry.pages = shared;
         entry.pages.extend((0..needed).map_while(|_| self.pool.take()));
@@ -473,7 +557,33 @@ impl Scheduler {
             return Vec::new();
         }
         let most = entry.tokens.len().saturating_sub(1) / page_tokens;
-        (0..most).map_while(|i| self.pool.find(&entry.key(i, page_tokens))).collect()
+        let find = |i| self.pool.find(&entry.key(i, page_tokens));
+        let mut found: Vec<PageId> = (0..most).map_while(find).collect();
+        if let (Some(pool), Some(window)) = (&self.near, self.limits.window) {
+            // Layers with a window must have what the next token sees.
+            let has = |i| pool.find(&entry.key(i, page_tokens)).is_some();
+            let near: Vec<bool> = (0..found.len()).map(has).collect();
+            let seen = |n: usize| near_from(window, n * page_tokens) / page_tokens;
+            let enough = |n: &usize| near[seen(*n).min(*n)..*n].iter().all(|&has| has);
+            found.truncate((0..=found.len()).rev().find(enough).unwrap_or(0));
+        }
+        found
+    }
+
+    /// Takes hold of the pages of layers with a window that the token after `shared` pages sees.
+    fn shared_near(&mut self, entry: &mut Entry, shared: usize) -> Near {
+        let (Some(pool), Some(window)) = (&mut self.near, self.limits.window) else {
+            return Near::default();
+        };
+        let page_tokens = self.limits.page_tokens;
+        let from = (near_from(window, shared * page_tokens) / page_tokens).min(shared);
+        let mut pages = vec![0; from];
+        for i in from..shared {
+            let Some(page) = pool.find(&entry.key(i, page_tokens)) else { break };
+            pool.hold(page);
+            pages.push(page);
+        }
+        Near { pages, from }
     }
 
     /// The step has run; guesses count when they are accepted.
@@ -482,12 +592,16 @@ impl Scheduler {
             if let Some(entry) = self.running.get_mut(&work.id) {
                 entry.computed = work.from + work.tokens - work.drafts;
             }
+            self.release_behind(work.id);
         }
     }
 
     /// The step has failed: what it wrote is forgotten, and its sequences go back to wait.
     pub fn undo(&mut self, step: &Step) {
         step.named.iter().for_each(|&page| self.pool.forget(page));
+        if let Some(pool) = &mut self.near {
+            step.near_named.iter().for_each(|&page| pool.forget(page));
+        }
         let mut sent_back = Step::default();
         step.work.iter().for_each(|work| self.preempt(work.id, &mut sent_back));
     }
@@ -511,12 +625,15 @@ impl Scheduler {
     /// # Errors
     /// The first [`PoolFault`].
     pub fn check(&self) -> Result<(), PoolFault> {
-        self.pool.check(self.running.values().map(|entry| &entry.pages[..]))
+        self.pool.check(self.running.values().map(|entry| &entry.pages[..]))?;
+        let tables = || self.running.values().map(|entry| entry.near.held());
+        self.near.as_ref().map_or(Ok(()), |pool| pool.check(tables()))
     }
 
     /// Forgets kept pages, so that the next requests find nothing.
     pub fn clear_kept(&mut self) {
         self.pool.clear_kept();
+        self.near.iter_mut().for_each(PagePool::clear_kept);
     }
 
     /// Tokens that those running have computed, by sequence.

@@ -25,16 +25,26 @@ pub fn networks() -> Vec<Model> {
             "kind": "rnn", "vocab_size": VOCABULARY, "embedding_size": 8, "hidden_size": 16
         }),
     ];
-    let make = |config: serde_json::Value| {
-        let config: ModelConfig = serde_json::from_value(config).unwrap();
-        let mut model = Model::new(&config).unwrap();
-        model.weights_mut().initialise(5);
-        let head = model.layout().specs().iter().find(|spec| spec.name == "head.weight");
-        let range = head.unwrap().range.clone();
-        model.weights_mut().flat_mut()[range].iter_mut().for_each(|w| *w *= 12.0);
-        model
-    };
     configs.into_iter().map(make).collect()
+}
+
+fn make(config: serde_json::Value) -> Model {
+    let config: ModelConfig = serde_json::from_value(config).unwrap();
+    let mut model = Model::new(&config).unwrap();
+    model.weights_mut().initialise(5);
+    let head = model.layout().specs().iter().find(|spec| spec.name == "head.weight");
+    let range = head.unwrap().range.clone();
+    model.weights_mut().flat_mut()[range].iter_mut().for_each(|w| *w *= 12.0);
+    model
+}
+
+/// A transformer of which two layers in three see only the last 20 positions.
+pub fn windowed() -> Model {
+    make(serde_json::json!({
+        "kind": "transformer", "vocab_size": VOCABULARY, "hidden_size": 16,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32,
+        "max_position_embeddings": 400, "sliding_window": {"tokens": 20, "layers": [0, 2]}
+    }))
 }
 
 /// The transformer of [`networks`] in each way of keeping keys and values, and the recurrent one.

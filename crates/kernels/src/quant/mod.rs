@@ -3,12 +3,12 @@
 //! A matrix is repacked once into panels of sixteen rows. Blocks of 32 columns follow each other
 //! in a panel; in a block, the codes of four neighbouring columns of all sixteen rows stand
 //! together, so that one instruction takes a step of four columns for sixteen outputs. Rows of x
-//! are rounded to 8 bits, a scale for 32 values.
+//! are rounded to 12 bits, a scale for 32 values.
 //!
 //! The numerics: the dot of a block is an exact integer; blocks are added in ascending order, each
-//! as one product and one sum in f32, rounded separately, so that every instruction set and any
-//! batch give the same bits. y differs from that of f32 activations by their rounding alone:
-//! |x - x̂| is at most 1/254 of the largest |x| of the block.
+//! as one product and one sum in f32, rounded separately, so that every instruction set and any batch
+//! give the same bits. y differs from that of f32 activations by their rounding alone:
+//! |x - x̂| is at most 1/4064 of the largest |x| of the block.
 
 mod pack;
 mod product;
@@ -19,7 +19,7 @@ mod tiles;
 
 pub use pack::{QuantBlock, pack_panel, unpack_block};
 pub use product::{QuantMatrix, quant_matmul};
-pub use rows::{Digits, QuantRows, quant_rows_len, quantise_rows};
+pub use rows::{QuantRows, quant_rows_len, quantise_rows};
 
 /// Rows a panel holds.
 pub const PANEL_ROWS: usize = 16;

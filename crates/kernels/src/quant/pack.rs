@@ -60,10 +60,7 @@ pub fn pack_panel(
         for row in 0..PANEL_ROWS {
             let block = block(row, index);
             put_scales(kind, panel, (at, super_at), row, &block);
-            let codes = &mut panel[codes_at..codes_at + kind.code_bytes()];
-            for (column, &code) in block.codes.iter().enumerate() {
-                put_code(kind, codes, row, column, code);
-            }
+            put_codes(kind, &mut panel[codes_at..codes_at + kind.code_bytes()], row, &block.codes);
         }
     }
 }
@@ -113,16 +110,25 @@ fn fifth(row: usize, column: usize) -> (usize, u32) {
     (PANEL_ROWS * BLOCK / 2 + column / 4 * 8 + bit / 8, bit as u32 % 8)
 }
 
-fn put_code(kind: QuantKind, codes: &mut [u8], row: usize, column: usize, code: u8) {
-    let (byte, shift) = place(kind, row, column);
+/// Writes a row's codes into a block whose bytes are 0.
+fn put_codes(kind: QuantKind, codes: &mut [u8], row: usize, block: &[u8; BLOCK]) {
+    let mut put = |step: usize, four: &[u8]| {
+        let (byte, _) = place(kind, row, 4 * step);
+        codes[byte..byte + 4].copy_from_slice(four);
+    };
     if kind.bits() == 8 {
-        codes[byte] = code;
+        block.chunks_exact(4).enumerate().for_each(|(step, four)| put(step, four));
         return;
     }
-    codes[byte] |= (code & 15) << shift;
+    let halves: [u8; BLOCK / 2] =
+        std::array::from_fn(|i| block[i] & 15 | (block[i + BLOCK / 2] & 15) << 4);
+    halves.chunks_exact(4).enumerate().for_each(|(step, four)| put(step, four));
     if kind.bits() == 5 {
-        let (byte, shift) = fifth(row, column);
-        codes[byte] |= (code >> 4 & 1) << shift;
+        for (step, four) in block.chunks_exact(4).enumerate() {
+            let (byte, shift) = fifth(row, 4 * step);
+            let bits = four.iter().rev().fold(0, |bits, code| bits << 1 | code >> 4 & 1);
+            codes[byte] |= bits << shift;
+        }
     }
 }
 

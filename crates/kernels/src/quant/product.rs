@@ -4,7 +4,7 @@
 //! for all of them. One row is bound by reading W, so what comes next is asked for ahead.
 
 use super::quads::{self, Quads};
-use super::rows::{Digits, Place};
+use super::rows::{LINE, Place};
 #[cfg(target_arch = "x86_64")]
 use super::tiles::{self, Held};
 use super::{BLOCK, PANEL_ROWS, QuantKind, QuantRows, SUPER, Scales};
@@ -73,8 +73,8 @@ pub fn quant_matmul(
         // These rows of x stay in the nearest cache while the panels pass.
         let mut row = rows * TASK_ROWS;
         while row < last {
-            let m = path.rows_at_a_time(last - row, x.digits);
-            let mut held = path.begin(kind, m, x.digits);
+            let m = path.rows_at_a_time(last - row);
+            let mut held = path.begin(kind, m);
             for p in panels_of.clone() {
                 let from = p * PANEL_ROWS;
                 let width = PANEL_ROWS.min(n - from);
@@ -82,7 +82,6 @@ pub fn quant_matmul(
                     panel: panels[p * bytes..].as_ptr(),
                     cols,
                     x: x.place(row),
-                    digits: x.digits,
                     bias: if bias.is_empty() { bias } else { &bias[from..from + width] },
                     y: y.pointer().wrapping_add(row * y_stride + y_from + from),
                     y_stride,
@@ -102,13 +101,24 @@ pub(super) struct Tile<'a> {
     pub panel: *const u8,
     pub cols: usize,
     pub x: Place,
-    digits: Digits,
     bias: &'a [f32],
     y: *mut f32,
     y_stride: usize,
     width: usize,
     /// Whether nobody has read the panel before.
     first: bool,
+}
+
+impl Tile<'_> {
+    /// Writes what row m of x makes.
+    #[inline(always)]
+    pub(super) unsafe fn store<Q: Quads>(&self, m: usize, sums: Q::Lanes) {
+        // SAFETY: y holds so many rows of `width`.
+        unsafe {
+            let y = self.y.add(m * self.y_stride);
+            if self.width == PANEL_ROWS { sums.store(y) } else { sums.store_part(y, self.width) }
+        }
+    }
 }
 
 /// Which instructions the dots take.
@@ -140,12 +150,11 @@ impl Path {
     }
 
     /// How many rows of x, of those left, go through a panel together.
-    fn rows_at_a_time(self, left: usize, digits: Digits) -> usize {
+    fn rows_at_a_time(self, left: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if left >= 16 && self.has_tiles(16, digits) {
+        if left >= 16 && self.has_tiles(16) {
             return 16;
         }
-        let _ = digits;
         match left {
             8.. => 8,
             4.. => 4,
@@ -155,20 +164,20 @@ impl Path {
 
     /// Whether so many rows of x go by tiles.
     #[cfg(target_arch = "x86_64")]
-    fn has_tiles(self, m: usize, digits: Digits) -> bool {
-        matches!(self, Path::Amx) && digits == Digits::Two && m >= 8
+    fn has_tiles(self, m: usize) -> bool {
+        matches!(self, Path::Amx) && m >= 8
     }
 
     /// What must be held while `m` rows of x are multiplied.
     #[cfg(target_arch = "x86_64")]
-    fn begin(self, kind: QuantKind, m: usize, digits: Digits) -> Option<Held> {
+    fn begin(self, kind: QuantKind, m: usize) -> Option<Held> {
         // SAFETY: this path is taken where tiles are there.
-        self.has_tiles(m, digits).then(|| unsafe { Held::new(kind, m) })
+        self.has_tiles(m).then(|| unsafe { Held::new(kind, m) })
     }
 
     /// Nothing need be held.
     #[cfg(not(target_arch = "x86_64"))]
-    fn begin(self, _: QuantKind, _: usize, _: Digits) -> Option<Held> {
+    fn begin(self, _: QuantKind, _: usize) -> Option<Held> {
         None
     }
 
@@ -206,6 +215,7 @@ impl Path {
                 Path::Plain => {}
             }
         }
+        let _ = held;
         // SAFETY: the plain level needs no instruction set; the contract is the caller's.
         unsafe { by_kind::<quads::Plain>(kind, m, tile) }
     }
@@ -250,20 +260,17 @@ unsafe fn by_kind<Q: Quads>(kind: QuantKind, m: usize, tile: &Tile) {
 unsafe fn by_rows<Q: Quads>(kind: QuantKind, m: usize, tile: &Tile) {
     // SAFETY: as the caller's.
     unsafe {
-        match (m, tile.digits) {
-            (8, Digits::One) => rows::<Q, 8>(kind, Digits::One, tile),
-            (4, Digits::One) => rows::<Q, 4>(kind, Digits::One, tile),
-            (_, Digits::One) => rows::<Q, 1>(kind, Digits::One, tile),
-            (8, Digits::Two) => rows::<Q, 8>(kind, Digits::Two, tile),
-            (4, Digits::Two) => rows::<Q, 4>(kind, Digits::Two, tile),
-            (_, Digits::Two) => rows::<Q, 1>(kind, Digits::Two, tile),
+        match m {
+            8 => rows::<Q, 8>(kind, tile),
+            4 => rows::<Q, 4>(kind, tile),
+            _ => rows::<Q, 1>(kind, tile),
         }
     }
 }
 
 /// M rows of x times one panel.
 #[inline(always)]
-unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, digits: Digits, tile: &Tile) {
+unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, tile: &Tile) {
     let blocks = tile.cols / BLOCK;
     // SAFETY: the tile's panel holds `blocks` blocks, x M rows of them, y M rows of `width`.
     unsafe {
@@ -276,11 +283,19 @@ unsafe fn rows<Q: Quads, const M: usize>(kind: QuantKind, digits: Digits, tile: 
                 at = at.add(kind.super_bytes());
             }
             ask_ahead::<Q>(kind, tile, at);
-            block::<Q, M>(kind, digits, tile, at, b, above, &mut sums);
+            block::<Q, M>(kind, tile, at, b, above, &mut sums);
             at = at.add(kind.block_bytes());
         }
-        store_sums::<Q, M>(tile, &sums);
+        for (m, sum) in sums.into_iter().enumerate() {
+            tile.store::<Q>(m, sum);
+        }
     }
+}
+
+/// Whether blocks have a minimum.
+#[inline(always)]
+pub(super) const fn has_least(kind: QuantKind) -> bool {
+    matches!(kind.scales(), Scales::WithMin | Scales::Super)
 }
 
 /// Asks for the block that stands so far after `at`, the first time that a panel is read.
@@ -301,18 +316,6 @@ pub(super) unsafe fn first_sums<Q: Quads>(tile: &Tile) -> Q::Lanes {
         match tile.bias {
             [] => Q::Lanes::splat(0.0),
             bias => Q::Lanes::load_part(bias.as_ptr(), bias.len()),
-        }
-    }
-}
-
-/// Writes the sums of M rows to y.
-#[inline(always)]
-pub(super) unsafe fn store_sums<Q: Quads, const M: usize>(tile: &Tile, sums: &[Q::Lanes; M]) {
-    for (m, sum) in sums.iter().enumerate() {
-        // SAFETY: y holds M rows of `width`.
-        unsafe {
-            let y = tile.y.add(m * tile.y_stride);
-            if tile.width == PANEL_ROWS { sum.store(y) } else { sum.store_part(y, tile.width) }
         }
     }
 }
@@ -360,7 +363,6 @@ pub(super) unsafe fn factors<Q: Quads>(
 #[inline(always)]
 unsafe fn block<Q: Quads, const M: usize>(
     kind: QuantKind,
-    digits: Digits,
     tile: &Tile,
     at: *const u8,
     b: usize,
@@ -374,21 +376,20 @@ unsafe fn block<Q: Quads, const M: usize>(
         let bits = kind.zero_bits().unwrap_or_default();
         let centred = kind.zero_bits().is_some();
         for (m, sum) in sums.iter_mut().enumerate() {
-            let low = if digits == Digits::Two { tile.x.together * BLOCK } else { 0 };
-            let x = tile.x.codes.add(b * (tile.x.together * BLOCK + low) + m * BLOCK);
+            let x = tile.x.codes.add((b * tile.x.together + m) * LINE);
             let row = &*tile.x.blocks.add(b * tile.x.together + m);
             let d = Q::Lanes::splat(row.scale);
             if kind.scales() == Scales::Sixteen {
                 let (first, second) = (row.half_sum, row.sum - row.half_sum);
-                let first = dots::<Q>(kind, &steps, 0, 4, x, low, -(first << bits));
+                let first = dots::<Q>(kind, &steps, 0, 4, x, -(first << bits));
                 *sum = sum.add(Q::floats(first).mul(scale.mul(d)));
-                let second = dots::<Q>(kind, &steps, 4, 8, x, low, -(second << bits));
+                let second = dots::<Q>(kind, &steps, 4, 8, x, -(second << bits));
                 *sum = sum.add(Q::floats(second).mul(other.mul(d)));
             } else {
                 let start = if centred { -(row.sum << bits) } else { 0 };
-                let whole = dots::<Q>(kind, &steps, 0, 8, x, low, start);
+                let whole = dots::<Q>(kind, &steps, 0, 8, x, start);
                 *sum = sum.add(Q::floats(whole).mul(scale.mul(d)));
-                if !centred {
+                if has_least(kind) {
                     *sum = sum.add(other.mul(Q::Lanes::splat(row.scaled_sum)));
                 }
             }
@@ -396,7 +397,7 @@ unsafe fn block<Q: Quads, const M: usize>(
     }
 }
 
-/// start + Σ codes·x over some steps; x has low digits `low` further on, unless that is 0.
+/// start + Σ codes·x over some steps.
 #[inline(always)]
 unsafe fn dots<Q: Quads>(
     kind: QuantKind,
@@ -404,17 +405,13 @@ unsafe fn dots<Q: Quads>(
     from: usize,
     to: usize,
     x: *const i8,
-    low: usize,
     start: i32,
 ) -> Q::Sums {
-    // SAFETY: x holds a block, and another of low digits.
+    // SAFETY: x holds the high and the low digits of a block.
     unsafe {
-        if low == 0 {
-            return digit_dots::<Q>(kind, steps, from, to, x, Q::sums(start));
-        }
         let high = digit_dots::<Q>(kind, steps, from, to, x, Q::sums(0));
-        let low = digit_dots::<Q>(kind, steps, from, to, x.add(low), Q::sums(start));
-        Q::add_128(low, high)
+        let low = digit_dots::<Q>(kind, steps, from, to, x.add(BLOCK), Q::sums(start));
+        Q::add_16(low, high)
     }
 }
 
@@ -470,9 +467,7 @@ pub(super) unsafe fn steps<Q: Quads>(kind: QuantKind, at: *const u8) -> [Q; 8] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        Digits, QuantBlock, pack_panel, quant_rows_len, quantise_rows, unpack_block,
-    };
+    use super::super::{QuantBlock, pack_panel, quant_rows_len, quantise_rows, unpack_block};
     use super::*;
 
     fn random(seed: u64, i: usize) -> u64 {
@@ -540,9 +535,7 @@ mod tests {
         let (n, cols, m) = (37, 512, 29);
         let x: Vec<f32> = (0..m * cols).map(|i| crate::normal(9, i as u64)).collect();
         let bias: Vec<f32> = (0..n).map(|i| crate::normal(8, i as u64)).collect();
-        let digits = [Digits::One, Digits::Two];
-        let all = QuantKind::ALL.into_iter().flat_map(|kind| digits.map(|digits| (kind, digits)));
-        for (kind, digits) in all {
+        for kind in QuantKind::ALL {
             let panels = packed(kind, n, cols);
             let matrix = QuantMatrix { kind, rows: n, cols, panels: &panels };
             let mut seen: Vec<Vec<u32>> = Vec::new();
@@ -550,14 +543,14 @@ mod tests {
                 isa.force();
                 for threads in [1, 3] {
                     let team = Team::new(threads);
-                    let mut work = vec![0.0; quant_rows_len(m, cols, digits)];
-                    let rows = quantise_rows(&team, &x, cols, digits, &mut work);
+                    let mut work = vec![0.0; quant_rows_len(m, cols)];
+                    let rows = quantise_rows(&team, &x, cols, &mut work);
                     let mut y = vec![f32::NAN; m * (n + 3)];
                     quant_matmul(&team, &rows, &matrix, &bias, &mut y, n + 3, 2);
                     check(&matrix, &rows, &bias, &y);
                     // Alone, a row has the same bits.
                     let row = &x[4 * cols..5 * cols];
-                    let alone = quantise_rows(&team, row, cols, digits, &mut work);
+                    let alone = quantise_rows(&team, row, cols, &mut work);
                     let mut single = vec![0.0; n];
                     quant_matmul(&team, &alone, &matrix, &bias, &mut single, n, 0);
                     assert_eq!(single[..], y[4 * (n + 3) + 2..4 * (n + 3) + 2 + n], "{kind:?}");
@@ -571,12 +564,10 @@ mod tests {
     fn code(x: &QuantRows, row: usize, column: usize) -> i32 {
         let (place, index, within) = (x.place(row), column / BLOCK, column % BLOCK);
         // SAFETY: inside the codes of the block.
-        let digit =
-            |line: usize| unsafe { *place.codes.add(line * BLOCK * place.together + within) };
-        match x.digits {
-            Digits::One => digit(index).into(),
-            Digits::Two => i32::from(digit(2 * index)) * 128 + i32::from(digit(2 * index + 1)),
-        }
+        let digit = |from: usize| unsafe {
+            i32::from(*place.codes.add(index * place.together * LINE + from + within))
+        };
+        16 * digit(0) + digit(BLOCK)
     }
 
     fn scale(x: &QuantRows, row: usize, index: usize) -> f32 {
@@ -613,18 +604,15 @@ mod tests {
         let team = Team::new(1);
         let mut x: Vec<f32> = (0..96).map(|i| crate::normal(3, i)).collect();
         x[32..64].fill(0.0);
-        for (digits, most) in [(Digits::One, 127.0), (Digits::Two, 127.0 * 128.0)] {
-            let mut work = vec![0.0; quant_rows_len(1, 96, digits)];
-            let rows = quantise_rows(&team, &x, 96, digits, &mut work);
-            for (i, &value) in x.iter().enumerate() {
-                let largest =
-                    x[i / BLOCK * BLOCK..][..BLOCK].iter().fold(0f32, |a, b| a.max(b.abs()));
-                let scale = scale(&rows, 0, i / BLOCK);
-                assert!((scale - largest / most).abs() <= 1e-6 * scale);
-                assert!((value - scale * code(&rows, 0, i) as f32).abs() <= scale * 0.51);
-            }
-            assert!((32..64).all(|i| code(&rows, 0, i) == 0) && scale(&rows, 0, 1) == 0.0);
+        let mut work = vec![0.0; quant_rows_len(1, 96)];
+        let rows = quantise_rows(&team, &x, 96, &mut work);
+        for (i, &value) in x.iter().enumerate() {
+            let largest = x[i / BLOCK * BLOCK..][..BLOCK].iter().fold(0f32, |a, b| a.max(b.abs()));
+            let scale = scale(&rows, 0, i / BLOCK);
+            assert!((scale - largest / 2032.0).abs() <= 1e-6 * scale);
+            assert!((value - scale * code(&rows, 0, i) as f32).abs() <= scale * 0.51);
         }
+        assert!((32..64).all(|i| code(&rows, 0, i) == 0) && scale(&rows, 0, 1) == 0.0);
     }
 
     #[test]

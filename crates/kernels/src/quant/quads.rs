@@ -2,6 +2,8 @@
 //!
 //! All results are whole numbers, the same at every level.
 
+use super::rows::BASE_BITS;
+
 /// Sixteen rows, four unsigned codes each, and the 32-bit sums that go with them.
 ///
 /// # Safety
@@ -26,8 +28,8 @@ pub(super) trait Quads: Copy {
     unsafe fn dot_small(self, p: *const i8, sums: Self::Sums) -> Self::Sums;
     /// As `dot_small` for any codes.
     unsafe fn dot(self, p: *const i8, sums: Self::Sums) -> Self::Sums;
-    /// low + 128·high
-    unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums;
+    /// low + 16·high
+    unsafe fn add_16(low: Self::Sums, high: Self::Sums) -> Self::Sums;
     /// As f32, to the nearest.
     unsafe fn floats(sums: Self::Sums) -> Self::Lanes;
     /// Sixteen f16 as f32.
@@ -90,9 +92,9 @@ impl Quads for Plain {
         sums
     }
     #[inline(always)]
-    unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums {
+    unsafe fn add_16(low: Self::Sums, high: Self::Sums) -> Self::Sums {
         let mut sums = low;
-        sums.iter_mut().zip(high).for_each(|(sum, high)| *sum += 128 * high);
+        sums.iter_mut().zip(high).for_each(|(sum, high)| *sum += high << BASE_BITS);
         sums
     }
     #[inline(always)]
@@ -122,7 +124,7 @@ pub(super) use x86::{Avx2, Vnni};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Quads, four};
+    use super::{BASE_BITS, Quads, four};
     use std::arch::x86_64::*;
 
     /// Two registers of eight rows.
@@ -134,9 +136,28 @@ mod x86 {
     pub(in super::super) struct Vnni(__m512i);
 
     impl Vnni {
-        /// Codes of 0.
-        // SAFETY: any bits are a register.
-        pub(in super::super) const ZERO: Vnni = unsafe { std::mem::zeroed() };
+        /// Bytes less a number.
+        #[inline(always)]
+        pub(in super::super) unsafe fn less(self, zero: u8) -> Vnni {
+            // SAFETY: the caller has AVX-512 BW.
+            unsafe { Vnni(_mm512_sub_epi8(self.0, _mm512_set1_epi8(zero.cast_signed()))) }
+        }
+        /// Bytes times eight or sixteen, which fits a byte.
+        #[inline(always)]
+        pub(in super::super) unsafe fn times(self, bits: u32) -> Vnni {
+            // SAFETY: the caller has AVX-512 BW.
+            unsafe {
+                let (shifted, kept) = match bits {
+                    4 => (_mm512_slli_epi16::<4>(self.0), 0xF0u8),
+                    _ => (_mm512_slli_epi16::<3>(self.0), 0xF8),
+                };
+                Vnni(_mm512_and_si512(shifted, _mm512_set1_epi8(kept.cast_signed())))
+            }
+        }
+        #[inline(always)]
+        pub(in super::super) fn bits(self) -> __m512i {
+            self.0
+        }
     }
 
     // Functions, not closures: those would not have the instruction set of their caller.
@@ -224,12 +245,12 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums {
+        unsafe fn add_16(low: Self::Sums, high: Self::Sums) -> Self::Sums {
             // SAFETY: the caller has AVX2.
             unsafe {
                 [
-                    _mm256_add_epi32(low[0], _mm256_slli_epi32::<7>(high[0])),
-                    _mm256_add_epi32(low[1], _mm256_slli_epi32::<7>(high[1])),
+                    _mm256_add_epi32(low[0], _mm256_slli_epi32::<{ BASE_BITS as i32 }>(high[0])),
+                    _mm256_add_epi32(low[1], _mm256_slli_epi32::<{ BASE_BITS as i32 }>(high[1])),
                 ]
             }
         }
@@ -305,9 +326,9 @@ mod x86 {
             unsafe { _mm512_dpbusd_epi32(sums, self.0, _mm512_set1_epi32(four(p))) }
         }
         #[inline(always)]
-        unsafe fn add_128(low: Self::Sums, high: Self::Sums) -> Self::Sums {
+        unsafe fn add_16(low: Self::Sums, high: Self::Sums) -> Self::Sums {
             // SAFETY: the caller has AVX-512.
-            unsafe { _mm512_add_epi32(low, _mm512_slli_epi32::<7>(high)) }
+            unsafe { _mm512_add_epi32(low, _mm512_slli_epi32::<{ BASE_BITS }>(high)) }
         }
         #[inline(always)]
         unsafe fn floats(sums: Self::Sums) -> Self::Lanes {

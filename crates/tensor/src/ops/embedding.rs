@@ -1,7 +1,7 @@
 //! Rows looked up in a table by id: tokens, and learned positions.
 
 use crate::{Initial, Layout, ParamId, Parameters};
-use kernels::{Init, Team, embedding_backward, embedding_forward};
+use kernels::{Init, Team, embedding_backward, embedding_forward, half_embedding};
 
 /// A table of `entries` rows of `width` values.
 #[derive(Clone, Debug)]
@@ -40,6 +40,9 @@ impl Embedding {
         if weights.layout().is_packed(self.table) {
             return self.packed_rows(weights, ids, init, out);
         }
+        if let (Some(kind), Some(bits)) = (weights.halves_kind(), weights.half(self.table)) {
+            return half_embedding(team, (kind, bits), ids, self.width, init, out);
+        }
         embedding_forward(team, weights.get(self.table), ids, self.width, init, out);
     }
 
@@ -56,8 +59,11 @@ impl Embedding {
         }
     }
 
-    /// `d_table[ids[r], :] += d_out[r, :]`. Saved: the ids.
+    /// `d_table[ids[r], :] += d_out[r, :]`, where the table learns. Saved: the ids.
     pub fn backward(&self, team: &Team, gradients: &mut Parameters, ids: &[u32], d_out: &[f32]) {
-        embedding_backward(team, ids, d_out, self.width, gradients.get_mut(self.table));
+        let d_table = gradients.get_mut(self.table);
+        if !d_table.is_empty() {
+            embedding_backward(team, ids, d_out, self.width, d_table);
+        }
     }
 }

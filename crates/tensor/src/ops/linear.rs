@@ -1,8 +1,9 @@
 //! y = W·x + b.
 
+use super::adapter::{Adapter, frozen_input_gradient};
 use crate::{Initial, Layout, Panels, ParamId, Parameters};
 use kernels::{
-    Digits, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
+    Factor, Init, Mat, Team, column_sums, half_matmul, matmul, pack_transposed, packed_len,
     quant_matmul, quantise_rows,
 };
 use std::cell::RefCell;
@@ -14,6 +15,8 @@ pub struct Packed<'a> {
     pub matrices: &'a [f32],
     /// Room for rounded rows of x, where matrices are quantised.
     pub rounded: RefCell<&'a mut [f32]>,
+    /// Room for adapters, and for rows of matrices that do not learn.
+    pub work: RefCell<&'a mut [f32]>,
 }
 
 /// A matrix W (outputs×inputs, row-major), with or without a bias. The forward pass reads W in a
@@ -27,6 +30,8 @@ pub struct Linear {
     outputs: usize,
     /// Where its packed form starts.
     packed_at: usize,
+    /// What learns in its place.
+    adapters: Vec<Adapter>,
 }
 
 impl Linear {
@@ -59,7 +64,17 @@ impl Linear {
     ) -> Linear {
         let packed_at = *packed;
         *packed += packed_len(outputs, inputs);
-        Linear { weight, bias, inputs, outputs, packed_at }
+        Linear { weight, bias, inputs, outputs, packed_at, adapters: Vec::new() }
+    }
+
+    /// Adds an adapter to what it computes.
+    pub fn adapt(&mut self, adapter: Adapter) {
+        self.adapters.push(adapter);
+    }
+
+    /// Inputs.
+    pub fn inputs(&self) -> usize {
+        self.inputs
     }
 
     /// Outputs.
@@ -74,6 +89,11 @@ impl Linear {
 
     /// Packs W from `weights` into its place in `packed`.
     pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
+        if weights.halves_kind().is_some() {
+            return;
+        }
+        let adapters = self.adapters.iter().flat_map(Adapter::linears);
+        adapters.for_each(|linear| linear.pack(team, weights, packed));
         if weights.layout().is_packed(self.weight) {
             return;
         }
@@ -102,48 +122,149 @@ impl Linear {
         if weights.layout().is_packed(self.weight) {
             let bias = self.bias.map_or(&[][..], |id| weights.get(id));
             packed_product(team, weights, self.weight, bias, packed, x, y, y_stride, y_from);
-            return;
+        } else {
+            let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
+            self.product(team, weights, packed, x, init, (&mut *y, y_stride, y_from));
         }
+        for adapter in &self.adapters {
+            adapter.forward(team, weights, packed, x, (&mut *y, y_stride, y_from));
+        }
+    }
+
+    /// y += W·x.
+    pub(crate) fn add(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        packed: &Packed,
+        x: &[f32],
+        y: (&mut [f32], usize, usize),
+    ) {
+        self.product(team, weights, packed, x, Init::Keep, y);
+    }
+
+    fn product(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        packed: &Packed,
+        x: &[f32],
+        init: Init,
+        (y, y_stride, y_from): (&mut [f32], usize, usize),
+    ) {
         let rows = x.len() / self.inputs;
+        if let Some(w) = self.halves(weights) {
+            let factors = (Mat::new(x, rows, self.inputs).into(), w.transposed());
+            return weights.product(team, factors, init, y, (y_stride, y_from));
+        }
         let w = self.packed(packed.matrices);
         let b = Mat { row_stride: 0, ..Mat::new(w, self.inputs, self.outputs) };
-        let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
         matmul(team, Mat::new(x, rows, self.inputs), b, init, y, y_stride, y_from);
     }
 
-    /// Adds d_W = d_yᵀ·x and d_b = Σ d_y to `gradients`; d_x = (init) + d_y·W where wanted.
-    /// Saved: x.
+    /// Adds d_W = d_yᵀ·x and d_b = Σ d_y to `gradients`, where they learn; d_x = (init) + d_y·W where
+    /// wanted. Saved: x.
     #[expect(clippy::too_many_arguments, reason = "a backward pass takes what the forward saved")]
     pub fn backward(
         &self,
         team: &Team,
         weights: &Parameters,
         gradients: &mut Parameters,
+        packed: &Packed,
         x: &[f32],
         d_y: &[f32],
         d_y_stride: usize,
         d_y_from: usize,
         d_x: Option<(&mut [f32], Init)>,
     ) {
-        let rows = x.len() / self.inputs;
-        let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
-        let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
-        if rows > 0 {
-            let x = Mat::new(x, rows, self.inputs);
-            matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
-            column_sums(team, d_y, rows, d_y_stride, d_y_from, d_bias);
+        let d = (d_y, d_y_stride, d_y_from);
+        let Some((d_x, init)) = d_x else {
+            self.backward_plain(team, weights, gradients, x, d, None);
+            for adapter in &self.adapters {
+                adapter.backward(team, weights, gradients, packed, x, d, None);
+            }
+            return;
+        };
+        if weights.layout().is_packed(self.weight) {
+            let work = &mut packed.work.borrow_mut();
+            frozen_input_gradient(team, weights, self.weight, d, (&mut *d_x, init), work);
+        } else {
+            let wanted = Some((&mut *d_x, init));
+            self.backward_plain(team, weights, gradients, x, d, wanted);
         }
-        if let Some((d_x, init)) = d_x {
-            let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
-            matmul(team, d, w, init, d_x, self.inputs, 0);
+        for adapter in &self.adapters {
+            adapter.backward(team, weights, gradients, packed, x, d, Some(&mut *d_x));
         }
     }
 
+    /// The same for the matrix alone, kept as values.
+    pub(crate) fn backward_plain(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        gradients: &mut Parameters,
+        x: &[f32],
+        (d_y, d_y_stride, d_y_from): (&[f32], usize, usize),
+        d_x: Option<(&mut [f32], Init)>,
+    ) {
+        let rows = x.len() / self.inputs;
+        let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
+        let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
+        if rows > 0 && !d_weight.is_empty() {
+            let x = Mat::new(x, rows, self.inputs);
+            if weights.halves_kind().is_some() {
+                let factors = (d.transposed().into(), x.into());
+                weights.product(team, factors, Init::Keep, d_weight, (self.inputs, 0));
+            } else {
+                matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
+            }
+            column_sums(team, d_y, rows, d_y_stride, d_y_from, d_bias);
+        }
+        if let Some(wanted) = d_x {
+            self.plain_input_gradient(team, weights, (d_y, d_y_stride, d_y_from), wanted);
+        }
+    }
+
+    /// W in 16 bits, in mixed precision.
+    fn halves<'a>(&self, weights: &'a Parameters) -> Option<Factor<'a>> {
+        weights.half(self.weight).map(|bits| Factor::halves(bits, self.outputs, self.inputs))
+    }
+
     /// d_x = d_y·W alone, d_y without gaps.
-    pub fn input_gradient(&self, team: &Team, weights: &Parameters, d_y: &[f32], d_x: &mut [f32]) {
-        let d = Mat::new(d_y, d_y.len() / self.outputs, self.outputs);
+    pub fn input_gradient(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        packed: &Packed,
+        d_y: &[f32],
+        d_x: &mut [f32],
+    ) {
+        if weights.layout().is_packed(self.weight) {
+            let (work, d) = (&mut packed.work.borrow_mut(), (d_y, self.outputs, 0));
+            frozen_input_gradient(team, weights, self.weight, d, (&mut *d_x, Init::Zero), work);
+        } else {
+            self.plain_input_gradient(team, weights, (d_y, self.outputs, 0), (d_x, Init::Zero));
+        }
+        for adapter in &self.adapters {
+            adapter.input_gradient(team, weights, packed, (d_y, self.outputs, 0), d_x);
+        }
+    }
+
+    /// d_x = (init) + d_y·W for a matrix of values, or of their 16 bits.
+    pub(crate) fn plain_input_gradient(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        (d_y, d_y_stride, d_y_from): (&[f32], usize, usize),
+        (d_x, init): (&mut [f32], Init),
+    ) {
+        let rows = d_x.len() / self.inputs;
+        let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
+        if let Some(w) = self.halves(weights) {
+            return weights.product(team, (d.into(), w), init, d_x, (self.inputs, 0));
+        }
         let w = Mat::new(weights.get(self.weight), self.outputs, self.inputs);
-        matmul(team, d, w, Init::Zero, d_x, self.inputs, 0);
+        matmul(team, d, w, init, d_x, self.inputs, 0);
     }
 }
 
@@ -172,7 +293,7 @@ pub fn packed_product(
         return;
     }
     let mut workspace = packed.rounded.borrow_mut();
-    let x = quantise_rows(team, x, inputs, Digits::Two, &mut workspace);
+    let x = quantise_rows(team, x, inputs, &mut workspace);
     for (rows, panels) in parts() {
         if let Panels::Quant(matrix) = panels {
             quant_matmul(team, &x, &matrix, of(&rows), y, y_stride, y_from + rows.start);
