@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What 16-bit training does to the learning curve: the email transformer on one data set, several seeds, each
-in FP32, bf16 and fp16; the spread of FP32's seeds beside the differences.
+in FP32 and in 16 bits; the spread of FP32's seeds beside the differences.
 
     target/release/autoreg data prepare --out DATA
-    bench/precision.py DATA [--seeds 6] [--epochs 4] [--json FILE]
+    bench/precision.py DATA [--seeds 6] [--epochs 4] [--precisions bf16 f16] [--json FILE]
 
 Losses are validation losses in nats/token at the end of each epoch, as the run itself computed them.
 """
@@ -15,8 +15,6 @@ import statistics
 import tempfile
 
 import common
-
-PRECISIONS = ["f32", "bf16", "f16"]
 
 
 def curve(arguments, seed, precision, folder):
@@ -38,20 +36,22 @@ def main():
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precisions", nargs="+", default=["bf16"], choices=["bf16", "f16"])
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
+    precisions = ["f32", *arguments.precisions]
     with tempfile.TemporaryDirectory() as folder:
         runs = {precision: [curve(arguments, seed, precision, pathlib.Path(folder))
-                            for seed in range(arguments.seeds)] for precision in PRECISIONS}
+                            for seed in range(arguments.seeds)] for precision in precisions}
     rows = []
     for epoch in range(len(runs["f32"][0]["losses"])):
         at = {precision: [run["losses"][epoch] for run in each] for precision, each in runs.items()}
-        off = {precision: [a - b for a, b in zip(at[precision], at["f32"])] for precision in PRECISIONS[1:]}
+        off = {precision: [a - b for a, b in zip(at[precision], at["f32"])] for precision in precisions[1:]}
         show = lambda values: f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
         signed = lambda values: f"{statistics.mean(values):+.4f} ({min(values):+.4f} to {max(values):+.4f})"
-        rows.append([epoch + 1, *(show(at[p]) for p in PRECISIONS), *(signed(off[p]) for p in off)])
-    common.table(["epoch", "f32", "bf16", "fp16", "bf16 - f32, same seed", "fp16 - f32, same seed"], rows)
-    for precision in PRECISIONS[1:]:
+        rows.append([epoch + 1, *(show(at[p]) for p in precisions), *(signed(off[p]) for p in off)])
+    common.table(["epoch", *precisions, *(f"{p} - f32, same seed" for p in precisions[1:])], rows)
+    for precision in precisions[1:]:
         lost = statistics.mean(run["lost"] for run in runs[precision])
         print(f"{precision}: {100 * lost:.0f} % of updates left the 16 bits of a weight as they were; "
               f"{sum(run['overflowed'] for run in runs[precision])} steps skipped for overflow")

@@ -23,12 +23,15 @@ fn bodies() -> Vec<Value> {
 
 #[test]
 fn a_draft_changes_no_answer() {
-    let plain = Server::start(&fixture("llama"), &[]);
-    let expected: Vec<Value> =
-        bodies().iter().map(|body| plain.good(PATH, body)["choices"].clone()).collect();
-    // Itself, which always agrees, and a stranger with the same vocabulary.
-    for (draft, agrees) in [("llama", true), ("mistral", false)] {
-        let server = Server::start(&fixture("llama"), &["--draft", &fixture(draft)]);
+    // Itself, which always agrees, also with windows, and a stranger with the same vocabulary.
+    for (model, draft, agrees) in
+        [("llama", "llama", true), ("llama", "mistral", false), ("gemma3", "gemma3", true)]
+    {
+        let plain = Server::start(&fixture(model), &[]);
+        let expected: Vec<Value> =
+            bodies().iter().map(|body| plain.good(PATH, body)["choices"].clone()).collect();
+        drop(plain);
+        let server = Server::start(&fixture(model), &["--draft", &fixture(draft)]);
         std::thread::scope(|scope| {
             for (body, expected) in bodies().into_iter().zip(&expected) {
                 let server = &server;
@@ -73,8 +76,12 @@ fn a_draft_changes_no_answer() {
 }
 
 fn generate(more: &[&str]) -> Output {
+    generate_by("llama", more)
+}
+
+fn generate_by(model: &str, more: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_autoreg"))
-        .args(["generate", &fixture("llama"), "Hello there", "--max-tokens", "40"])
+        .args(["generate", &fixture(model), "Hello there", "--max-tokens", "40"])
         .args(more)
         .output()
         .unwrap()
@@ -106,6 +113,24 @@ fn generate_guesses_too() {
             let record: Value = serde_json::from_slice(&expected.stdout).unwrap();
             let tokens = record["sequences"][0]["tokens"].as_array().unwrap().len();
             assert!(accepted + passes + 1 == tokens, "{told} of {tokens} tokens");
+        }
+    }
+}
+
+/// Guesses are taken back also where a layer keeps no more than its window.
+#[test]
+fn windows_take_guesses_back() {
+    for rules in [&["--greedy", "--json"][..], &["--seed", "4", "--json"]] {
+        let expected = generate_by("gemma3", rules).stdout;
+        for draft in ["gemma3", "llama"] {
+            let path = fixture(draft);
+            let found = generate_by("gemma3", &[rules, &["--draft", &path]].concat());
+            let said = String::from_utf8_lossy(&found.stderr).into_owned();
+            if said.contains("another vocabulary") {
+                continue;
+            }
+            assert!(said.contains("[draft: "), "{said}");
+            assert_eq!(String::from_utf8_lossy(&found.stdout), String::from_utf8_lossy(&expected));
         }
     }
 }

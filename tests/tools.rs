@@ -155,6 +155,11 @@ fn what_the_model_writes_by_itself_is_read() {
         assert_eq!(text, broken);
         assert!(pieces.iter().any(|p| p["warnings"][0].is_string()), "{pieces:?}");
     }
+    // What is asked for and not enforced is told.
+    let mut strict = tools();
+    strict[0]["function"]["strict"] = true.into();
+    let answer = dictated("no call", json!({ "tools": strict }));
+    assert!(answer["warnings"][0].as_str().unwrap().contains("strict"), "{answer}");
     // Told not to call, nothing is read and the model is not told of tools.
     let none = dictated(&two, json!({ "tool_choice": "none" }));
     assert_eq!(none["choices"][0]["message"]["content"], two.as_str());

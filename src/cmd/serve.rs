@@ -53,15 +53,15 @@ pub struct ServeArgs {
     /// A file of keys, one a line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// What is merged into the weights
-    #[command(flatten)]
-    pub adapter: AdapterArgs,
     /// A PEM file of certificates, the server's own first: connections are then encrypted
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// The PEM file of its private key
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// What is merged into the weights
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     /// The sizes of cache and steps
     #[command(flatten)]
     pub batching: BatchingArgs,

@@ -48,6 +48,8 @@ struct Tool {
     told: Value,
     /// The JSON schema of its arguments.
     schema: Value,
+    /// Whether its schema is to hold in every call.
+    strict: bool,
 }
 
 /// The tools of a request.
@@ -108,6 +110,15 @@ impl Tools {
             let note = "tools: this model's template has no place for them; they are told of in the \
                  system message";
             notes.push(note.to_owned());
+        }
+        let strict = self.all.iter().find(|tool| tool.strict);
+        if let (Some(tool), Choice::Auto) = (strict, &self.choice) {
+            let note = format!(
+                "tools: `strict` of {:?} holds only where a call is required; a call that the model \
+                 makes by itself may depart from the schema",
+                tool.name
+            );
+            notes.push(note);
         }
         if template.is_some() && self.format.is_none() {
             let note = "tools: how this model writes calls is not known; they come as text";
@@ -289,7 +300,8 @@ impl Tool {
         let told = json!({ "type": "function", "function": {
             "name": name, "description": description, "parameters": schema,
         } });
-        Ok(Self { name: name.to_owned(), told, schema })
+        let strict = inside.get("strict") == Some(&Value::Bool(true));
+        Ok(Self { name: name.to_owned(), told, schema, strict })
     }
 
     /// The schema that a call's arguments follow: an object with nothing that nobody named, written

@@ -60,6 +60,9 @@ pub struct Scaling {
     json: bool,
 }
 
+/// Tokens of a prompt that are read together.
+const PIECE: usize = 512;
+
 /// One context.
 #[derive(Debug, Clone, Serialize)]
 struct Row {
@@ -150,10 +153,10 @@ fn counted(config: &TransformerConfig, context: u64) -> Row {
         // The first `seen` queries see one key more each, the others as many as the window has.
         prefill_pairs += heads * (seen * (seen + 1) / 2 + (context - seen) * seen);
     }
-    let window = config.sliding_window.as_ref().map_or(0, |w| w.tokens);
-    let (pages, page_tokens) = (context as usize, 1);
-    let size = models::KvPages { pages, near: window.min(pages), page_tokens };
-    let kv_bytes = models::KvPool::plan(config, size).total();
+    // What a sequence of so many tokens is given: layers with a window keep what it reaches, and the
+    // piece that is being read.
+    let (all, tokens) = (ModelConfig::Transformer(config.clone()), context as usize);
+    let kv_bytes = models::Cache::plan(&all, tokens, tokens.min(PIECE)).total();
     Row { context, prefill_pairs, decode_pairs, kv_bytes, measured: None, growth: None }
 }
 
