@@ -91,14 +91,15 @@ def cells(options):
 
 
 def start(options, model):
-    """(seconds, peak bytes) of a process that loads the model, reads 8 tokens and decodes one."""
+    """Seconds of a process that loads the model, reads 8 tokens and decodes one, and peak bytes of one that
+    reads 512 and decodes 128: ours and theirs of each."""
     threads = str(max(options.threads))
     ours = [options.autoreg, "generate", model, "The quick brown fox jumps over the", "--max-tokens", "1",
             "--greedy", "--threads", threads]
     theirs = [options.llama / "llama-bench", "-m", model, "-p", "8", "-n", "1", "-r", "1", "-t", threads,
               "--no-warmup", *options.llama_args]
-    whole_ours = [options.autoreg, "bench", "decode", model, "--tokens", "128", "--context", "512", "--repeat",
-                  "1", "--threads", threads, "--json"]
+    whole_ours = [options.autoreg, "generate", model, " the" * 512, "--max-tokens", "128", "--greedy",
+                  "--threads", threads]
     whole_theirs = [options.llama / "llama-bench", "-m", model, "-p", "512", "-n", "128", "-r", "1", "-t",
                     threads, *options.llama_args]
     return run(ours)[1], run(theirs)[1], run(whole_ours)[2], run(whole_theirs)[2]

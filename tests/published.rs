@@ -86,8 +86,8 @@ fn inspect_tells_shape_types_tokenizer_and_memory() {
     assert_eq!(facts["tokenizer"]["tokens"], 260);
     assert_eq!(facts["tokenizer"]["ends_with"], serde_json::json!([257]));
     assert_eq!(facts["config"]["sliding_window"]["layers"], serde_json::json!([0, 1, 3]));
-    // Keys and values: 2 × 4 layers × 50 tokens × 2 heads × 12 values of 4 bytes.
-    assert_eq!(facts["memory"]["accounts"]["K/V cache"], 2 * 4 * 50 * 2 * 12 * 4);
+    // Keys and values: 2 × 4 layers × 64 tokens (50 in sixteens) × 2 heads × 12 values of 4 bytes.
+    assert_eq!(facts["memory"]["accounts"]["K/V cache"], 2 * 4 * 64 * 2 * 12 * 4);
     let text = good(&["inspect", &fixture("llama")]);
     for word in ["llama", "2 layers of 24", "untied heads", "F32", "<|begin|>", "K/V cache"] {
         assert!(text.contains(word), "{word:?} is not in {text}");

@@ -86,7 +86,9 @@ impl Ended {
         let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
         let line = |line: &str| {
             let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
-            value.as_object_mut().unwrap().remove("seconds");
+            for time in ["seconds", "data_seconds"] {
+                value.as_object_mut().unwrap().remove(time);
+            }
             value
         };
         Ended {

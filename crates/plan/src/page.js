@@ -18,11 +18,16 @@ const stored = (values, kind) => {
 
 function serveTerms(s) {
   const context = Math.ceil(s.context / s.page_tokens) * s.page_tokens;
-  const positions = s.far_layers * context + s.near_layers * Math.min(context, s.window);
+  const step = Math.ceil(Math.max(s.step_tokens, s.requests) / s.page_tokens);
+  const pages = (context / s.page_tokens) * s.requests;
+  const near = s.near_pages === null
+    ? Math.min(context, s.window) * s.requests
+    : Math.min(pages, s.near_pages * s.requests + step) * s.page_tokens;
+  const positions = s.far_layers * context * s.requests + s.near_layers * near;
   const kept = s.engine || s.weights === sheet.weights;
   return [
     ['weights', kept ? s.weight_bytes : stored(s.parameters, s.weights)],
-    ['K/V cache', stored(positions * s.row * s.requests, s.kv)],
+    ['K/V cache', stored(positions * s.row, s.kv)],
     ['workspace', s.workspace.find(([requests]) => requests === s.requests)[1]],
     ['runtime', s.runtime],
   ];

@@ -45,7 +45,11 @@ impl Sheet {
             };
             workspace.push(json!([requests, bytes]));
         }
-        let near = config.sliding_window.as_ref().filter(|_| !engine);
+        let near = config.sliding_window.as_ref();
+        let page_tokens = if engine { running::PAGE_TOKENS } else { 1 };
+        // Pages that a sequence may hold of layers with a window, one for what it shares.
+        let reach =
+            |w: &models::SlidingWindow| models::near_reach(w.tokens, 0, page_tokens as usize) + 1;
         let near_layers = near.map_or(0, |w| w.layers.len());
         Ok(Sheet(json!({
             "kind": "serve", "engine": engine, "model": plan.model,
@@ -55,7 +59,8 @@ impl Sheet {
             "far_layers": config.num_hidden_layers - near_layers, "near_layers": near_layers,
             "window": near.map_or(0, |w| w.tokens),
             "row": 2 * config.kv_heads() * config.head_size(),
-            "page_tokens": if engine { running::PAGE_TOKENS } else { 1 },
+            "near_pages": near.filter(|_| engine).map(reach), "step_tokens": ask.step_tokens,
+            "page_tokens": page_tokens,
             "workspace": workspace,
             "requests": ask.requests, "context": ask.context,
             "longest": ask.context.max(config.max_position_embeddings as u64),
