@@ -291,8 +291,7 @@ fn textbook(c: &TransformerConfig, kind: &str) -> Option<Value> {
                 json!(window.map_or(c.num_hidden_layers, |w| w.layers.first().map_or(0, |&l| l)));
         }
         "gemma3_text" => {
-            let near = |i: usize| window.is_some_and(|w| w.layers.contains(&i));
-            let kind = |i| if near(i) { "sliding_attention" } else { "full_attention" };
+            let kind = |i| if c.sees_near(i) { "sliding_attention" } else { "full_attention" };
             let kinds: Vec<&str> = (0..c.num_hidden_layers).map(kind).collect();
             value["layer_types"] = json!(kinds);
             value["sliding_window"] = json!(window.map_or(c.max_position_embeddings, |w| w.tokens));

@@ -169,15 +169,11 @@ fn past<'a>(pages: &'a [u32], near: &'a [u32], len: usize) -> PagedPast<'a> {
     PagedPast { pages, near, len }
 }
 
-fn sees_near(config: &TransformerConfig, layer: usize) -> bool {
-    config.sliding_window.as_ref().is_some_and(|window| window.layers.contains(&layer))
-}
-
 fn specs(config: &TransformerConfig, size: KvPages) -> impl Iterator<Item = Spec> {
     let row = config.kv.row_words(config.kv_heads(), config.head_size());
     (0..2 * config.num_hidden_layers).map(move |i| {
         let what = if i % 2 == 0 { "keys" } else { "values" };
-        let pages = if sees_near(config, i / 2) { size.near } else { size.pages };
+        let pages = if config.sees_near(i / 2) { size.near } else { size.pages };
         let len = pages * size.page_tokens * row;
         Spec::new(format!("layer {} {what}", i / 2), Account::KvCache, len)
     })
@@ -203,7 +199,7 @@ impl KvPool {
             keys.push(k?);
             values.push(v?);
         }
-        let near = (0..config.num_hidden_layers).map(|i| sees_near(config, i)).collect();
+        let near = (0..config.num_hidden_layers).map(|i| config.sees_near(i)).collect();
         let (heads, head_size, kind) = (config.kv_heads(), config.head_size(), config.kv);
         let (width, row) = (heads * head_size, kind.row_words(heads, head_size));
         let page_tokens = size.page_tokens;

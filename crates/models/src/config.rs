@@ -234,6 +234,11 @@ fn require_size(field: &'static str, found: usize, most: usize) -> Result<(), Co
 }
 
 impl TransformerConfig {
+    /// Whether a layer sees only near positions.
+    pub fn sees_near(&self, layer: usize) -> bool {
+        self.sliding_window.as_ref().is_some_and(|window| window.layers.contains(&layer))
+    }
+
     /// Whether a matrix is kept quantised; those in 16 bits are not.
     pub fn is_quantised(&self) -> bool {
         let mut kinds = self.storage.values().flatten();

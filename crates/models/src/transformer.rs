@@ -256,7 +256,7 @@ impl Transformer {
                 let initial = (inner(c), last(f));
                 let (name, kind) = (name("mlp"), mlp_kind(config));
                 let mlp = Mlp::new(layout, &mut packed, &name, kind, (c, f), config.bias, initial);
-                let near = window.is_some_and(|w| w.layers.contains(&i));
+                let near = config.sees_near(i);
                 let mut layer = Layer { norm1, qkv, heads, out, post, norm2, mlp, near };
                 layer.adapt(config, i, layout, &mut packed);
                 layer

@@ -91,12 +91,6 @@ pub struct NetworkExecutor {
     rows: Vec<usize>,
 }
 
-/// Where limits name no window, layers that have one get as many pages as the others.
-fn kv_pages(limits: &Limits) -> KvPages {
-    let size = limits.kv_pages();
-    if limits.window.is_some() { size } else { KvPages { near: size.pages, ..size } }
-}
-
 fn workload(config: &ModelConfig, limits: &Limits, threads: usize) -> Workload {
     let longest = config.context_limit().unwrap_or(usize::MAX).min(limits.capacity());
     let (rows, sequences) = (limits.step_tokens, limits.sequences);
@@ -111,7 +105,7 @@ impl NetworkExecutor {
     pub fn plan(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
         let mut plan = Runner::plan(config, &workload(config, limits, threads))?;
         if let ModelConfig::Transformer(c) = config {
-            plan.extend(KvPool::plan(c, kv_pages(limits)));
+            plan.extend(KvPool::plan(c, limits.kv_pages()));
         }
         Ok(plan)
     }
@@ -137,7 +131,7 @@ impl NetworkExecutor {
     #[must_use]
     pub fn pool_bytes(config: &ModelConfig, limits: &Limits) -> u64 {
         match config {
-            ModelConfig::Transformer(c) => KvPool::plan(c, kv_pages(limits)).total(),
+            ModelConfig::Transformer(c) => KvPool::plan(c, limits.kv_pages()).total(),
             _ => 0,
         }
     }
@@ -149,7 +143,7 @@ impl NetworkExecutor {
     pub fn new(model: Arc<Model>, limits: &Limits, team: &Arc<Team>) -> Result<Self, Error> {
         let workload = workload(model.config(), limits, team.threads());
         let memory = match model.config() {
-            ModelConfig::Transformer(c) => Memory::Pages(KvPool::new(c, kv_pages(limits))?),
+            ModelConfig::Transformer(c) => Memory::Pages(KvPool::new(c, limits.kv_pages())?),
             _ => Memory::States(HashMap::new()),
         };
         let runner = Runner::new(&model, workload, team)?;

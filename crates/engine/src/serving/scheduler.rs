@@ -40,11 +40,11 @@ impl Limits {
     }
 
     /// Pages of all kinds. Those of layers with a window are as many as all sequences may need: their
-    /// pool never runs dry.
+    /// pool never runs dry. Where no window is named, such layers get as many as the others.
     #[must_use]
     pub fn kv_pages(&self) -> KvPages {
         let (pages, page_tokens) = (self.pages, self.page_tokens);
-        let near = self.window.map_or(0, |window| {
+        let near = self.window.map_or(pages, |window| {
             let each = near_reach(window, 0, page_tokens) + 1;
             let step = self.step_tokens.div_ceil(page_tokens);
             self.sequences.saturating_mul(each).saturating_add(step).min(pages)
