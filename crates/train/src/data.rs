@@ -1,6 +1,7 @@
 //! Where token sequences come from, and the order in which an epoch sees them.
 
 use crate::config::Recipe;
+use crate::zero::Place;
 use corpus::TokenFile;
 use kernels::{stream_key, uniform_bits};
 use models::{Batch, Recompute};
@@ -124,6 +125,16 @@ impl BatchShape {
 
     /// The largest that training and validation will meet.
     pub fn of(recipe: &Recipe, train: &dyn Sequences, valid: &dyn Sequences) -> BatchShape {
+        BatchShape::of_place(recipe, train, valid, Place::ALONE)
+    }
+
+    /// The largest that a rank will meet.
+    pub fn of_place(
+        recipe: &Recipe,
+        train: &dyn Sequences,
+        valid: &dyn Sequences,
+        place: Place,
+    ) -> BatchShape {
         let micro = recipe.micro_batch.min(recipe.batch).max(1);
         let mut shape = BatchShape {
             rows: 1,
@@ -141,7 +152,7 @@ impl BatchShape {
         for epoch in 0..recipe.epochs {
             let order = epoch_order(recipe.seed, epoch, train.len());
             for batch in order.chunks(recipe.batch) {
-                batch.chunks(micro).for_each(|part| meet(train, part));
+                place.rounds(batch, micro).for_each(|(part, _)| meet(train, part));
             }
         }
         shape

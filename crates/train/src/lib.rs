@@ -13,6 +13,7 @@ mod precision;
 mod run;
 mod saved;
 mod trainer;
+mod zero;
 
 pub use checkpoint::Error as CheckpointError;
 pub use config::{OptimizerKind, Recipe, RecipeError, Schedule, TrainConfig};
@@ -31,3 +32,4 @@ pub use saved::{
     digest_of, write_count_model, write_counts, write_description, write_weights,
 };
 pub use trainer::{StepReport, Trainer};
+pub use zero::{Place, ShareError, Shared, Stage};

@@ -3,14 +3,15 @@
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
 use crate::muon::{self, Muon};
-use crate::optimizer::AdamW;
+use crate::optimizer::{AdamW, Applied};
 use crate::precision::LossScale;
+use crate::zero::{Place, ShardMap, Shared, Stage, Sums, Zero, memory_of};
 use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
-use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
+use models::{Batch, Dropout, Model, ModelConfig, Residence, Runner, Training, Workload};
 use std::sync::Arc;
 use std::time::Instant;
-use tensor::{Layout, Parameters};
+use tensor::{Layout, ParameterSpec, Parameters};
 
 /// A model in training: weights, gradients, moments, activations.
 pub struct Trainer {
@@ -29,6 +30,8 @@ pub struct Trainer {
     scale: Option<LossScale>,
     /// The first tensor that was not finite.
     broken: Option<String>,
+    /// One rank of several.
+    zero: Option<Zero>,
 }
 
 /// What one step did.
@@ -75,6 +78,38 @@ fn adams(config: &ModelConfig, recipe: &Recipe, layout: &Layout) -> Vec<usize> {
 }
 
 impl Trainer {
+    /// What [`Trainer::of_ranks`] will allocate on a rank at this place.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan_ranks(
+        config: &TrainConfig,
+        shape: BatchShape,
+        threads: usize,
+        place: Place,
+    ) -> Result<Plan, models::Error> {
+        let layout = Arc::new(Model::layout_of(&config.model)?);
+        let workload = workload(shape, threads);
+        let half = config.train.precision.half();
+        let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
+        let map = ShardMap::new(&config.model, &layout, half.is_some(), (place.rank, place.size));
+        let memory = memory_of(&map, place, mixed);
+        let mut plan = memory.plan();
+        if place.stage == Stage::Zero {
+            plan.extend(AdamW::plan(&layout.of_some(adams(&config.model, &config.train, &layout))));
+            if config.train.optimizer == OptimizerKind::Muon {
+                plan.extend(Muon::plan(&config.model, &layout));
+            }
+        } else {
+            plan.extend(memory.plan_moments());
+        }
+        let by_unit = place.stage == Stage::Three;
+        let residence = if by_unit { Residence::ByUnit } else { Residence::Whole };
+        let training = Training { recompute: shape.recompute, half, residence };
+        plan.extend(Runner::plan_training(&config.model, &workload, training)?);
+        Ok(plan)
+    }
+
     /// What [`Trainer::new`] will allocate.
     ///
     /// # Errors
@@ -98,7 +133,11 @@ impl Trainer {
         if config.train.optimizer == OptimizerKind::Muon {
             plan.extend(Muon::plan(&config.model, &layout));
         }
-        plan.extend(Runner::plan_training(&config.model, &workload, shape.recompute, half)?);
+        plan.extend(Runner::plan_training(
+            &config.model,
+            &workload,
+            Training { recompute: shape.recompute, half, ..Training::default() },
+        )?);
         Ok(plan)
     }
 
@@ -142,11 +181,98 @@ impl Trainer {
             model.weights_mut().keep_halves(team, mixed)?;
         }
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
-        let scaled = half == Some(HalfKind::F16);
-        Ok(Trainer {
+        Ok(Trainer { muon, ..Trainer::whole(model, optimizer, recipe, gradients, runner) })
+    }
+
+    /// One rank's part of a model in training: of given weights, else of fresh ones. All ranks call
+    /// it at the same time.
+    ///
+    /// # Errors
+    /// As [`Trainer::of`].
+    pub fn of_ranks(
+        from: Option<Model>,
+        config: &TrainConfig,
+        shape: BatchShape,
+        team: &Arc<Team>,
+        shared: &Shared,
+    ) -> Result<Trainer, models::Error> {
+        let (recipe, place) = (&config.train, shared.place());
+        let layout = Arc::new(Model::layout_of(&config.model)?);
+        let workload = workload(shape, team.threads());
+        let half = recipe.precision.half();
+        let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
+        let map = ShardMap::new(&config.model, &layout, half.is_some(), (place.rank, place.size));
+        let memory = memory_of(&map, place, mixed);
+        let (truth, rooms) = (memory.truth()?, memory.new_rooms()?);
+        let gradients = memory.new_gradients()?;
+        let (model, optimizer, from) = if place.stage == Stage::Zero {
+            let mut model = match from {
+                Some(model) => model,
+                None => {
+                    let mut model = Model::new(&config.model)?;
+                    model.weights_mut().initialise(recipe.seed);
+                    model
+                }
+            };
+            if let Some(mixed) = mixed {
+                model.weights_mut().keep_halves(team, mixed)?;
+            }
+            let places = adams(&config.model, recipe, model.layout());
+            let optimizer = AdamW::of_some(&layout, places)?;
+            (model, optimizer, None)
+        } else {
+            (memory.model(&config.model)?, AdamW::new(&map.shard)?, from)
+        };
+        let muon = match recipe.optimizer {
+            OptimizerKind::Adamw => None,
+            OptimizerKind::Muon => Some(Muon::new(&config.model, &layout)?),
+        };
+        let zero = Zero::new(shared, map, (truth, rooms), (half, team));
+        let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
+        let mut trainer = Trainer {
+            zero: Some(zero),
+            muon,
+            ..Trainer::whole(model, optimizer, recipe, gradients, runner)
+        };
+        if place.stage > Stage::Zero {
+            let seed = recipe.seed;
+            trainer.fill(|spec, at, out| {
+                match &from {
+                    Some(model) => copy_of(model, &spec.name, at, out),
+                    None => spec.fill_initial(seed, at, out),
+                }
+                Ok::<(), models::Error>(())
+            })?;
+        }
+        Ok(trainer)
+    }
+
+    /// Fills the weights of one rank of several, from stage 1 on. All ranks call it at the same time.
+    fn fill<E>(
+        &mut self,
+        read: impl FnMut(&ParameterSpec, usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if let Some(zero) = &mut self.zero {
+            zero.fill(self.model.weights_mut(), read)?;
+            zero.publish(self.model.weights_mut());
+        }
+        self.runner.weights_changed();
+        Ok(())
+    }
+
+    /// A trainer of one process.
+    fn whole(
+        model: Model,
+        optimizer: AdamW,
+        recipe: &Recipe,
+        gradients: Parameters,
+        runner: Runner,
+    ) -> Trainer {
+        let scaled = recipe.precision.half() == Some(HalfKind::F16);
+        Trainer {
             model,
             optimizer,
-            muon,
+            muon: None,
             recipe: recipe.clone(),
             gradients,
             runner,
@@ -154,7 +280,8 @@ impl Trainer {
             ids: Vec::new(),
             scale: scaled.then(LossScale::default),
             broken: None,
-        })
+            zero: None,
+        }
     }
 
     /// Trains a miniature of the same kind for one step, so that the program's own code is in
@@ -209,31 +336,49 @@ impl Trainer {
         });
         self.gradients.clear(&team);
         self.runner.largest_score();
-        for part in indices.chunks(self.recipe.micro_batch) {
+        let place = self.zero.as_mut().map_or(Place::ALONE, |zero| {
+            zero.clear();
+            zero.place
+        });
+        let mut rounds = place.rounds(indices, self.recipe.micro_batch).peekable();
+        while let Some((part, counts)) = rounds.next() {
             let started = Instant::now();
             self.batch.clear();
             for &i in part {
                 data.add_to(i as usize, &mut self.batch, &mut self.ids);
             }
             report.data_seconds += started.elapsed().as_secs_f64();
-            let losses =
-                self.runner.train(&self.model, &self.batch, scale, dropout, &mut self.gradients);
+            let scale = if counts { scale } else { 0.0 };
+            let losses = match &mut self.zero {
+                None => {
+                    let (batch, gradients) = (&self.batch, &mut self.gradients);
+                    self.runner.train(&self.model, batch, scale, dropout, gradients)
+                }
+                Some(zero) => {
+                    zero.begin(rounds.peek().is_none());
+                    let (batch, gradients) = ((&self.batch, dropout), &mut self.gradients);
+                    self.runner.train_kept(&mut self.model, zero, batch, scale, gradients)
+                }
+            };
+            if !counts {
+                continue;
+            }
             report.loss_sum += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
             let rows = self.batch.rows();
             let log_z = self.runner.log_z(rows).iter().map(|&z| f64::from(z)).sum::<f64>();
             report.log_z += log_z / targets as f64;
-            if !report.loss_sum.is_finite() {
+            if self.zero.is_none() && !report.loss_sum.is_finite() {
                 self.broken = self.runner.first_not_finite(&self.model, rows);
                 report.gradient_norm = f64::NAN;
                 return report;
             }
         }
         report.largest_score = self.runner.largest_score();
-        if factor != 1.0 {
-            kernels::scale(&team, self.gradients.flat_mut(), 1.0 / factor);
-        }
+        let applied = match self.zero.is_some() {
+            false => self.update(&team, rate, 1.0 / factor),
+            true => self.update_shared(rate, 1.0 / factor, &mut report),
+        };
         let weights = self.model.weights_mut();
-        let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
         let mut lost = applied.lost;
         if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
             let scales = (rate / self.recipe.learning_rate, applied.factor);
@@ -250,6 +395,51 @@ impl Trainer {
         report
     }
 
+    /// Changes the weights by the gradients, which are scaled before.
+    fn update(&mut self, team: &Team, rate: f64, scale: f32) -> Applied {
+        if scale != 1.0 {
+            kernels::scale(team, self.gradients.flat_mut(), scale);
+        }
+        let weights = self.model.weights_mut();
+        self.optimizer.step(team, &self.recipe, rate, weights, &self.gradients)
+    }
+
+    /// The same with the gradients of all ranks; the report's sums become those of all.
+    fn update_shared(&mut self, rate: f64, scale: f32, report: &mut StepReport) -> Applied {
+        let mut none = Applied { gradient_norm: f64::NAN, factor: 0.0, clipped: false, lost: None };
+        let Some(zero) = &mut self.zero else { return none };
+        zero.drain(&mut self.gradients);
+        if scale != 1.0 {
+            zero.scale(&mut self.gradients, scale);
+        }
+        let score = report.largest_score.map_or(f64::NEG_INFINITY, f64::from);
+        let own = Sums { loss: report.loss_sum, log_z: report.log_z, squares: 0.0, score };
+        let all = zero.agree(own, &self.gradients);
+        (report.loss_sum, report.log_z) = (all.loss, all.log_z);
+        report.largest_score = report.largest_score.map(|_| all.score as f32);
+        // A loss that is no number leaves no gradient that is one.
+        let norm = if all.loss.is_finite() { all.squares.sqrt() } else { f64::NAN };
+        none.gradient_norm = norm;
+        if zero.lost().is_some() {
+            return none;
+        }
+        let weights = self.model.weights_mut();
+        if zero.place.stage == Stage::Zero {
+            let how = (&self.recipe, rate, norm);
+            return self.optimizer.step_of_norm(self.runner.team(), how, weights, &self.gradients);
+        }
+        let how = (&self.recipe, rate, norm);
+        let mut applied = zero.optimize(&mut self.optimizer, how, weights, &self.gradients);
+        if norm.is_finite() {
+            zero.publish(weights);
+            if let Some(own) = applied.lost {
+                let told = zero.tell(&[own as f64]);
+                applied.lost = Some(told.iter().flatten().sum::<f64>() as u64);
+            }
+        }
+        applied
+    }
+
     /// Adapts the scale of the loss to how its gradient came out, and remembers what broke.
     fn rescale(&mut self, report: &mut StepReport) {
         match &mut self.scale {
@@ -257,7 +447,7 @@ impl Trainer {
             Some(scale) => report.overflowed = scale.fall(),
             None => {}
         }
-        if !report.applied && !report.overflowed {
+        if !report.applied && !report.overflowed && self.zero.is_none() {
             // The last parameter's gradient is the first that the backward pass computes.
             let (specs, flat) = (self.gradients.layout().specs(), self.gradients.flat());
             let bad =
@@ -303,5 +493,14 @@ impl Trainer {
     /// The gradients of the last step.
     pub fn gradients(&self) -> &Parameters {
         &self.gradients
+    }
+}
+
+/// Values of a model's parameter from value `at` on.
+fn copy_of(model: &Model, name: &str, at: usize, out: &mut [f32]) {
+    let spec = model.layout().specs().iter().find(|spec| spec.name == name);
+    if let Some(spec) = spec {
+        let start = spec.range.start + at;
+        out.copy_from_slice(&model.weights().flat()[start..start + out.len()]);
     }
 }
