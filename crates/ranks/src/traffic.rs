@@ -59,6 +59,14 @@ impl Traffic {
         if self.seconds > 0.0 { (1.0 - self.waited / self.seconds).clamp(0.0, 1.0) } else { 0.0 }
     }
 
+    /// Adds another sum.
+    pub fn add(&mut self, more: &Traffic) {
+        self.calls += more.calls;
+        self.bytes += more.bytes;
+        self.seconds += more.seconds;
+        self.waited += more.waited;
+    }
+
     /// What was added since an earlier state of the same sums.
     #[must_use]
     pub fn since(&self, earlier: &Traffic) -> Traffic {

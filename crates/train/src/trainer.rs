@@ -2,13 +2,16 @@
 
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
+use crate::evaluate::{Evaluator, evaluate, evaluate_turns};
 use crate::muon::{self, Muon};
 use crate::optimizer::{AdamW, Applied};
 use crate::precision::LossScale;
-use crate::zero::{Place, ShardMap, Shared, Stage, Sums, Zero, memory_of};
+use crate::saved;
+use crate::zero::{Piece, Place, ShardMap, Shared, Stage, Sums, Zero, memory_of};
 use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Residence, Runner, Training, Workload};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tensor::{Layout, ParameterSpec, Parameters};
@@ -31,7 +34,7 @@ pub struct Trainer {
     /// The first tensor that was not finite.
     broken: Option<String>,
     /// One rank of several.
-    zero: Option<Zero>,
+    pub(crate) zero: Option<Zero>,
 }
 
 /// What one step did.
@@ -236,28 +239,42 @@ impl Trainer {
         };
         if place.stage > Stage::Zero {
             let seed = recipe.seed;
-            trainer.fill(|spec, at, out| {
+            trainer.fill_own(|spec, at, out| {
                 match &from {
                     Some(model) => copy_of(model, &spec.name, at, out),
                     None => spec.fill_initial(seed, at, out),
                 }
                 Ok::<(), models::Error>(())
             })?;
+            trainer.weights_changed();
         }
         Ok(trainer)
     }
 
-    /// Fills the weights of one rank of several, from stage 1 on. All ranks call it at the same time.
-    fn fill<E>(
+    /// Fills what this rank of several holds of the weights, from stage 1 on;
+    /// [`Trainer::weights_changed`] is due then. `read` is given a parameter, its first value and the
+    /// place for it.
+    pub(crate) fn fill_own<E>(
         &mut self,
         read: impl FnMut(&ParameterSpec, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        if let Some(zero) = &mut self.zero {
-            zero.fill(self.model.weights_mut(), read)?;
-            zero.publish(self.model.weights_mut());
+        match &mut self.zero {
+            Some(zero) => zero.fill(self.model.weights_mut(), read),
+            None => Ok(()),
         }
-        self.runner.weights_changed();
-        Ok(())
+    }
+
+    /// Whether this rank holds a part of weights or moments alone.
+    pub(crate) fn is_shared_out(&self) -> bool {
+        self.zero.as_ref().is_some_and(|zero| zero.place.stage > Stage::Zero)
+    }
+
+    /// What this rank holds of each parameter, and the model's own layout.
+    pub(crate) fn pieces(&self) -> (Vec<Piece>, Arc<Layout>) {
+        let Some(zero) = &self.zero else {
+            return (Vec::new(), Arc::clone(self.model.layout()));
+        };
+        (zero.map.pieces.clone(), Arc::clone(&zero.map.whole))
     }
 
     /// A trainer of one process.
@@ -447,13 +464,63 @@ impl Trainer {
             Some(scale) => report.overflowed = scale.fall(),
             None => {}
         }
-        if !report.applied && !report.overflowed && self.zero.is_none() {
+        if !report.applied
+            && !report.overflowed
+            && let Some(zero) = &mut self.zero
+        {
+            let name = zero.first_not_finite(&self.gradients);
+            self.broken = name.map(|name| format!("gradient of {name}"));
+        } else if !report.applied && !report.overflowed {
             // The last parameter's gradient is the first that the backward pass computes.
             let (specs, flat) = (self.gradients.layout().specs(), self.gradients.flat());
             let bad =
                 |range: &std::ops::Range<usize>| flat[range.clone()].iter().any(|x| !x.is_finite());
             let spec = specs.iter().rev().find(|spec| bad(&spec.range));
             self.broken = spec.map(|spec| format!("gradient of {}", spec.name));
+        }
+    }
+
+    /// Whether another rank has gone: what was computed since is worth nothing.
+    pub(crate) fn lost(&self) -> Option<&ranks::Lost> {
+        self.zero.as_ref().and_then(Zero::lost)
+    }
+
+    /// Tells all ranks a signal with the next step.
+    pub(crate) fn pass_on(&mut self, signal: usize) {
+        if let Some(zero) = &mut self.zero {
+            zero.say(signal);
+        }
+    }
+
+    /// The largest signal that a rank told with the last step; none where one process trains.
+    pub(crate) fn heard(&self) -> Option<usize> {
+        self.zero.as_ref().map(Zero::heard)
+    }
+
+    /// Mean loss over a side: its sum and its targets, those of all ranks together.
+    pub(crate) fn validate(&mut self, data: &dyn Sequences, batch: usize) -> crate::Tally {
+        let Some(zero) = &mut self.zero else {
+            let evaluator = &mut Evaluator::Network(&self.model, &mut self.runner);
+            return evaluate(evaluator, data, batch, None).total;
+        };
+        let turns = (zero.place.rank, zero.place.size);
+        let evaluator = &mut Evaluator::Kept(&mut self.model, &mut self.runner, zero);
+        let own = evaluate_turns(evaluator, data, batch, None, turns).total;
+        let mut all = crate::Tally::default();
+        for said in zero.tell(&[own.tokens as f64, own.nll, own.correct as f64]) {
+            let [tokens, nll, correct] = said[..] else { continue };
+            all.tokens += tokens as u64;
+            all.nll += nll;
+            all.correct += correct as u64;
+        }
+        all
+    }
+
+    /// Writes the weights as a model folder holds them. All ranks call it at the same time.
+    pub(crate) fn write_weights(&mut self, dir: &Path, step: u64) -> Result<(), saved::Error> {
+        match &mut self.zero {
+            Some(zero) => saved::write_shared(dir, &self.model, zero, step),
+            None => saved::write_weights(dir, &self.model, step),
         }
     }
 
@@ -478,8 +545,11 @@ impl Trainer {
         (&self.model, &mut self.runner)
     }
 
-    /// Must be called after weights were replaced from outside.
+    /// Must be called after weights were replaced from outside; by all ranks at the same time.
     pub fn weights_changed(&mut self) {
+        if let Some(zero) = &mut self.zero {
+            zero.publish(self.model.weights_mut());
+        }
         self.model.weights_mut().round_halves(self.runner.team());
         self.runner.weights_changed();
     }

@@ -182,6 +182,15 @@ impl ShardMap {
         self.units.iter().map(|unit| unit.len).max().unwrap_or(0).max(self.vectors_len)
     }
 
+    /// The unit of a parameter that is cut, and its place in it.
+    pub(crate) fn place_of(&self, param: usize) -> (usize, Range<usize>) {
+        let range = &self.resident.specs()[param].range;
+        let within = |unit: &UnitMap| range.start < unit.resident_at + unit.len;
+        let unit = self.units.iter().position(within).unwrap_or(0);
+        let start = range.start - self.units[unit].resident_at;
+        (unit, start..start + range.len())
+    }
+
     /// The vectors of a buffer of the resident, the window or the shard's layout: its end.
     pub(crate) fn vectors_of(&self, layout: &Layout) -> Range<usize> {
         layout.len() - self.vectors_len..layout.len()
@@ -220,7 +229,8 @@ mod tests {
                     }
                     let is_vector = |p: &&Piece| layout.specs()[p.param].shape.len() == 1;
                     let vectors = map.pieces.iter().filter(is_vector);
-                    assert!(vectors.clone().all(|p| p.everywhere == mixed) && vectors.count() > 0);
+                    assert!(vectors.clone().all(|p| p.everywhere == mixed));
+                    assert!(!mixed || vectors.count() > 0);
                     let share = map.shard.len() as f64 / (map.resident.len() as f64);
                     assert!(share < 1.02 / size as f64 + 0.03, "{size} ranks: {share}");
                 }

@@ -9,13 +9,13 @@ mod map;
 mod memory;
 mod shared;
 
-pub(crate) use map::ShardMap;
+pub(crate) use map::{Piece, ShardMap};
 pub(crate) use memory::Truth;
 pub(crate) use shared::{Sums, Zero, memory_of};
 
 use crate::config::{OptimizerKind, TrainConfig};
 use models::ModelConfig;
-use ranks::Ranks;
+use ranks::{Lost, Ranks};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -53,7 +53,44 @@ pub struct Shared {
     pub stage: Stage,
 }
 
+/// Why ranks do not go on together.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Disagreement {
+    /// One has an error, which it tells itself.
+    #[error("rank {rank}: {message}")]
+    Elsewhere {
+        /// Which.
+        rank: usize,
+        /// What it says.
+        message: String,
+    },
+    /// One has gone.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+}
+
 impl Shared {
+    /// What ranks say together of a result: each its own where all are good, else the first that is
+    /// not, on its rank, and word of it on the others. All ranks call it at the same time.
+    ///
+    /// # Errors
+    /// When another rank has an error, or has gone.
+    pub fn agree<T, E: std::fmt::Display>(
+        &self,
+        result: Result<T, E>,
+    ) -> Result<Result<T, E>, Disagreement> {
+        let word = result.as_ref().err().map_or(String::new(), ToString::to_string);
+        let said = self.ranks.gather_bytes(word.as_bytes())?;
+        match said.iter().position(|word| !word.is_empty()) {
+            None => Ok(result),
+            Some(rank) if rank == self.ranks.rank() => Ok(result),
+            Some(rank) => {
+                let message = String::from_utf8_lossy(&said[rank]).into_owned();
+                Err(Disagreement::Elsewhere { rank, message })
+            }
+        }
+    }
+
     /// Its place.
     pub fn place(&self) -> Place {
         Place { rank: self.ranks.rank(), size: self.ranks.size(), stage: self.stage }
@@ -124,6 +161,9 @@ impl Place {
     /// What they do not divide, or do not do.
     pub fn check(&self, config: &TrainConfig) -> Result<(), ShareError> {
         let (batch, ranks) = (config.train.batch, self.size);
+        if ranks == 1 {
+            return Ok(());
+        }
         if !batch.is_multiple_of(ranks) {
             let nearest = ((batch + ranks / 2) / ranks).max(1) * ranks;
             return Err(ShareError::Batch { batch, ranks, nearest });

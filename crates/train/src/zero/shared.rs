@@ -37,6 +37,8 @@ pub(crate) struct Zero {
     /// Whether this is the step's last batch, after which gradients are whole.
     last: bool,
     lost: Option<Lost>,
+    said: f64,
+    heard: f64,
 }
 
 /// What ranks tell each other of a step. All are added up in the order of ranks but for the largest
@@ -78,12 +80,19 @@ impl Zero {
             leaving: None,
             last: false,
             lost: None,
+            said: 0.0,
+            heard: 0.0,
         }
     }
 
     /// Whether a rank has gone: all that is computed from then on is worth nothing.
     pub(crate) fn lost(&self) -> Option<&Lost> {
         self.lost.as_ref()
+    }
+
+    /// This rank among the others.
+    pub(crate) fn shared(&self) -> Shared {
+        Shared { ranks: Arc::clone(&self.ranks), stage: self.place.stage }
     }
 
     fn is_three(&self) -> bool {
@@ -102,6 +111,16 @@ impl Zero {
 
     fn own(&self, unit: &UnitMap) -> Range<usize> {
         unit.parts[self.place.rank].clone()
+    }
+
+    /// Told to all ranks with the next step's sums; the largest that was told is heard by all.
+    pub(crate) fn say(&mut self, number: usize) {
+        self.said = number as f64;
+    }
+
+    /// What was heard with the last step's sums.
+    pub(crate) fn heard(&self) -> usize {
+        self.heard as usize
     }
 
     /// Waits for a buffer; without one when a rank has gone.
@@ -246,10 +265,12 @@ impl Zero {
         let squares = blocks.sum::<f64>();
         let vectors = &flat[self.map.vectors_of(self.own_gradients(gradients).layout())];
         let vectors = kernels::sum_of_squares(&self.team, vectors);
-        let told = self.tell(&[own.loss, own.log_z, squares, own.score]);
+        let told = self.tell(&[own.loss, own.log_z, squares, own.score, self.said]);
+        self.heard = 0.0;
         let mut all = Sums { squares: vectors, score: f64::NEG_INFINITY, ..Sums::default() };
         for said in told {
-            let [loss, log_z, squares, score] = said[..] else { continue };
+            let [loss, log_z, squares, score, heard] = said[..] else { continue };
+            self.heard = self.heard.max(heard);
             all.loss += loss;
             all.log_z += log_z;
             all.squares += squares;
@@ -316,7 +337,6 @@ impl Zero {
     }
 
     /// The weights' truth: this rank's blocks, or all of them.
-    #[expect(dead_code, reason = "TEMP")]
     pub(crate) fn truth_of<'a>(&'a self, model: &'a Model) -> &'a Parameters {
         self.truth.master.as_ref().unwrap_or(model.weights())
     }
@@ -344,10 +364,32 @@ impl Zero {
         })
     }
 
-    /// The master weights of a unit from all ranks, for saving.
-    pub(crate) fn gather_master(&mut self, unit: usize) -> Result<&[f32], Lost> {
+    /// A parameter that every rank holds whole.
+    pub(crate) fn vector(&self, name: &str) -> Option<&[f32]> {
+        let mut whole = self.map.pieces.iter().filter(|piece| piece.everywhere);
+        let piece = whole.find(|piece| self.map.whole.specs()[piece.param].name == name)?;
+        Some(&self.truth.master.as_ref()?.flat()[piece.at.clone()])
+    }
+
+    /// The first of all ranks' gradients that is not finite; the last parameter's is computed first.
+    pub(crate) fn first_not_finite(&mut self, gradients: &Parameters) -> Option<String> {
+        let own = self.own_gradients(gradients);
+        let bad = self.pieces_of(own).filter(|(_, _, g)| g.iter().any(|x| !x.is_finite()));
+        let name = bad.last().map_or(String::new(), |(name, ..)| name.to_owned());
+        let told = self.ranks.gather_bytes(name.as_bytes()).ok()?;
+        let names = told.into_iter().filter_map(|name| String::from_utf8(name).ok());
+        names.rev().find(|name| !name.is_empty())
+    }
+
+    /// Values of the unit that was gathered last.
+    pub(crate) fn gathered(&self, place: Range<usize>) -> &[f32] {
+        self.reduce_room.as_ref().map_or(&[], |room| &room[place])
+    }
+
+    /// Gathers the master weights of a unit from all ranks, for saving.
+    pub(crate) fn gather_master(&mut self, unit: usize) -> Result<(), Lost> {
         let map = &self.map.units[unit];
-        let (own, len) = (self.own(map), map.len);
+        let own = self.own(map);
         let (Some(mut room), Some(master)) = (self.reduce_room.take(), &self.truth.master) else {
             return Err(Lost { rank: self.place.rank });
         };
@@ -355,8 +397,8 @@ impl Zero {
         room[own.clone()].copy_from_slice(&master.flat()[from..from + own.len()]);
         let parts = Arc::clone(&map.parts);
         let pending = self.ranks.all_gather(Collective::GatherForSaving, room, &parts);
-        let room = self.ranks.wait(pending)?;
-        Ok(&self.reduce_room.insert(room)[..len])
+        self.reduce_room = Some(self.ranks.wait(pending)?);
+        Ok(())
     }
 }
 
