@@ -28,7 +28,7 @@ impl Place {
         let (config, out) = (self.out("c.toml"), self.out(name));
         let paths = [config.to_str().unwrap(), out.to_str().unwrap()];
         let mut words = vec!["train", "--data", data(), "--config", paths[0], "--out", paths[1]];
-        words.extend(["--eval-every", "5", "--checkpoint-every", "4", "--quiet"]);
+        words.extend(["--eval-every", "5", "--checkpoint-every", "3", "--quiet"]);
         words.extend(more);
         words.into_iter().map(str::to_owned).collect()
     }
@@ -129,7 +129,6 @@ fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
         &["--sample-every", "--zero 2"],
     );
     refused(&["--ranks", "2", "--zero", "4"], &["0, 1, 2 or 3"]);
-    refused(&["--ranks", "2", "--data", "nowhere"], &["nowhere"]);
 }
 
 #[test]
@@ -271,7 +270,7 @@ mod processes {
     #[test]
     fn a_killed_rank_costs_at_most_what_was_since_the_last_checkpoint() {
         let place = Place::new("bf16");
-        let more = ["--zero", "3", "--epochs", "6", "--checkpoint-every", "3"];
+        let more = ["--zero", "3", "--epochs", "6"];
         let Some(mut whole) = under("3", &place, "whole", &["--batch", "15"]) else { return };
         let ran = finish(whole.args(more));
         assert_eq!(ran.code, Some(0), "{}", ran.err);

@@ -132,9 +132,9 @@ impl Layout {
     }
 
     /// Parameters at places of their own choosing, as values; places may overlap, where parameters
-    /// take turns.
+    /// take turns. The end is at a multiple of sixteen values.
     pub fn of_specs(specs: Vec<ParameterSpec>) -> Layout {
-        let len = specs.iter().map(|spec| spec.range.end).max().unwrap_or(0);
+        let len = specs.iter().map(|spec| spec.range.end).max().unwrap_or(0).next_multiple_of(16);
         Layout { specs, len, ..Layout::default() }
     }
 

@@ -100,8 +100,7 @@ impl ShardMap {
             end_to_end(specs, params.iter().copied().filter(|param| !is_vector(param)))
         };
         let members: Vec<(Vec<Member>, usize)> = members.iter().map(unit).collect();
-        let (vectors, _) = end_to_end(specs, (0..specs.len()).filter(is_vector));
-        let vectors_len = vectors.last().map_or(0, |last| last.at + last.count);
+        let (vectors, vectors_len) = end_to_end(specs, (0..specs.len()).filter(is_vector));
         let mut room = vec![0; turns.iter().max().map_or(0, |most| most + 1)];
         for ((_, len), &turn) in members.iter().zip(&turns) {
             room[turn] = len.max(&room[turn]).to_owned();
@@ -231,6 +230,13 @@ mod tests {
                     let vectors = map.pieces.iter().filter(is_vector);
                     assert!(vectors.clone().all(|p| p.everywhere == mixed));
                     assert!(!mixed || vectors.count() > 0);
+                    for unit in &map.units {
+                        assert!(
+                            unit.resident_at + unit.len + map.vectors_len <= map.resident.len()
+                        );
+                        assert!(unit.window_at + unit.len + map.vectors_len <= map.window.len());
+                    }
+                    assert_eq!(map.vectors.len(), map.vectors_len);
                     let share = map.shard.len() as f64 / (map.resident.len() as f64);
                     assert!(share < 1.02 / size as f64 + 0.03, "{size} ranks: {share}");
                 }
