@@ -1,6 +1,7 @@
 //! `train` over ranks through the binary: threads of one process, and with the feature `mpi` processes
 //! under `mpirun`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
 mod common;
 
