@@ -124,6 +124,8 @@ fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     refused(&["--ranks", "3", "--zero", "1"], &["batch is 16", "3 ranks", "15"]);
     refused(&["--expect-ranks", "4"], &["--expect-ranks 4: 1 came up"]);
     refused(&["--ranks", "2", "--expect-ranks", "4"], &["2 came up"]);
+    #[cfg(not(feature = "mpi"))]
+    refused(&["--zero", "3"], &["--zero 3", "--ranks N", "mpirun"]);
     refused(&["--ranks", "2", "--zero", "2", "--optimizer", "muon"], &["Muon", "--zero 0"]);
     refused(
         &["--ranks", "2", "--zero", "3", "--sample-every", "2"],
@@ -150,6 +152,80 @@ fn ranks_go_on_from_what_other_numbers_of_ranks_have_left() {
     std::fs::remove_dir_all(&newest).unwrap();
     place.train("cut", &["--threads", "1", "--resume"]);
     assert_eq!(losses(&place.out("cut")).len(), losses(&place.out("whole")).len());
+}
+
+#[test]
+fn a_published_model_goes_on_over_ranks_and_is_exported() {
+    let place = Place::new("f32");
+    let chats: String = (0..24)
+        .map(|i| {
+            let (ask, say) = (format!("and {i}?"), format!("it is {}.", i * i));
+            let line = serde_json::json!({"messages": [
+                {"role": "user", "content": ask}, {"role": "assistant", "content": say}
+            ]});
+            format!("{line}\n")
+        })
+        .collect();
+    let chat = place.out("talks.jsonl");
+    std::fs::write(&chat, chats).unwrap();
+    let init = format!("{}/crates/families/tests/fixtures/gemma3", env!("CARGO_MANIFEST_DIR"));
+    let tune = |name: &str, more: &[&str]| {
+        let out = place.out(name);
+        let mut words = vec!["train", "--init", &init, "--chat", chat.to_str().unwrap(), "--out"];
+        words.extend([out.to_str().unwrap(), "--epochs", "2", "--batch", "4", "--max-len", "40"]);
+        words.extend(["--learning-rate", "0.01", "--warmup-steps", "2", "--precision", "bf16"]);
+        words.extend(more);
+        json(&words)
+    };
+    let right = tune("alone", &["--threads", "1"]);
+    let found = tune("zero", &["--ranks", "2", "--zero", "3", "--recompute", "block"]);
+    let loss = |done: &Value| done["valid_loss_nats"].as_f64().unwrap();
+    assert!((loss(&found) - loss(&right)).abs() < 2e-3 * loss(&right), "{found}");
+    let exported = place.out("zero").join("huggingface");
+    assert_eq!(found["huggingface"], exported.to_str().unwrap());
+    for model in [&exported, &place.out("zero")] {
+        works(&["score", model.to_str().unwrap(), "it is 4."]);
+    }
+    let refused = |more: &[&str], fact: &str| {
+        let out = place.out("no");
+        let mut words = vec!["train", "--init", &init, "--chat", chat.to_str().unwrap(), "--out"];
+        words.extend([out.to_str().unwrap(), "--batch", "4", "--ranks", "2", "--zero", "1"]);
+        words.extend(more);
+        let ran = autoreg(&words);
+        assert_eq!(ran.code, Some(2), "{}", ran.err);
+        assert!(ran.err.contains(fact) && ran.err.matches("error: ").count() == 1, "{}", ran.err);
+        assert!(!out.exists());
+    };
+    refused(&["--lora", "rank=2"], "--lora");
+}
+
+/// Both a signal to all ranks and its exit code.
+#[test]
+fn a_signal_lets_all_ranks_save_and_stop() {
+    let place = Place::new("f32");
+    let more = ["--ranks", "2", "--zero", "2", "--epochs", "40", "--threads", "1"];
+    let out = place.out("run");
+    let child = common::program()
+        .args(place.words("run", &more))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = std::time::Instant::now();
+    let metrics = out.join("metrics.jsonl");
+    while std::fs::metadata(&metrics).map_or(0, |m| m.len()) < 1000 {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(100), "it never began");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("stopped at step") && told.matches("error: ").count() == 1, "{told}");
+    let step: u64 =
+        told.split("stopped at step ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(losses(&out).len() as u64, step);
+    assert_eq!(names(&out.join("checkpoints")).last().unwrap(), &format!("step-{step:09}"));
 }
 
 #[test]

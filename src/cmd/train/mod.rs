@@ -663,6 +663,9 @@ fn descend(
         Ended::Alone(outcome) => (outcome.state.clone(), outcome.stopped_by),
         Ended::Rank(outcome) => (outcome.state.clone(), outcome.stopped_by),
     };
+    if let (Some(signal), false) = (stopped_by, first) {
+        return Err(CliError::told(CliError::stopped(signal, "").code));
+    }
     if let Some(signal) = stopped_by {
         return Err(CliError::stopped(
             signal,
@@ -675,7 +678,7 @@ fn descend(
     let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
     let (model, company) = match (ended, rank) {
         (Ended::Alone(outcome), _) => (Some(outcome.model), None),
-        (Ended::Rank(outcome), Some(rank)) => (None, Some(rank.company(&plan, &outcome)?)),
+        (Ended::Rank(outcome), Some(rank)) => (None, Some(rank.company(&plan, &outcome, runtime)?)),
         (Ended::Rank(_), None) => (None, None),
     };
     let layout = models::Model::layout_of(&config.model).map_err(CliError::failed)?;

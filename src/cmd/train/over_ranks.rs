@@ -52,6 +52,13 @@ pub struct Rank {
     alone: Cell<bool>,
 }
 
+/// Where ranks come from.
+const HOW: &str = if cfg!(feature = "mpi") {
+    ", or start it by mpirun or srun"
+} else {
+    ", or build it with --features mpi and start it by mpirun or srun"
+};
+
 /// Runs `body` as one process or as each rank that this process has.
 pub fn each(
     args: &RankArgs,
@@ -66,6 +73,13 @@ pub fn each(
         let speaks = all.first().is_none_or(Ranks::is_first);
         all.iter().for_each(Ranks::finish);
         return Err(if speaks { unexpected(expected, size) } else { CliError::told(2) });
+    }
+    if let Some(stage) = args.zero.filter(|_| size == 1) {
+        let what = format!("--zero {}: it came up as one rank", stage.number());
+        if all.is_empty() {
+            return Err(CliError::input(format!("{what}; give --ranks N{HOW}")));
+        }
+        term::note(&format!("{what}, which shares nothing out"));
     }
     if size == 1 {
         all.iter().for_each(Ranks::finish);
@@ -131,6 +145,9 @@ struct Term {
     predicted_bytes: u64,
     measured_bytes: u64,
 }
+
+/// A term beside the others: all that the process held, program and libraries included.
+const PROCESS: &str = "whole process";
 
 /// What ranks have to show at the end.
 pub struct Company {
@@ -222,7 +239,12 @@ impl Rank {
     }
 
     /// Every rank's memory by term, and what this one sent. All ranks call it at the same time.
-    pub fn company(&self, plan: &Plan, outcome: &RankOutcome) -> Result<Company, CliError> {
+    pub fn company(
+        &self,
+        plan: &Plan,
+        outcome: &RankOutcome,
+        runtime: u64,
+    ) -> Result<Company, CliError> {
         let books = ledger::snapshot();
         // Ranks of one process have their books in common.
         let term = |account: Account| Term {
@@ -230,11 +252,18 @@ impl Rank {
             predicted_bytes: plan.of(account),
             measured_bytes: books.at_peak[account as usize] / self.together(),
         };
-        let own: Vec<Term> = Account::ALL
+        let mut own: Vec<Term> = Account::ALL
             .into_iter()
             .map(term)
             .filter(|term| term.predicted_bytes + term.measured_bytes > 0)
             .collect();
+        if self.together == 1 {
+            own.push(Term {
+                term: PROCESS.to_owned(),
+                predicted_bytes: plan.total() + runtime,
+                measured_bytes: ledger::peak_bytes(),
+            });
+        }
         let own = serde_json::to_vec(&own).map_err(CliError::failed)?;
         let all = self.shared.ranks.gather_bytes(&own).map_err(|_| CliError::told(1))?;
         let memory = all
@@ -291,7 +320,11 @@ impl Company {
         };
         let sum = |terms: &[Term]| {
             let both = |t: &Term| (t.predicted_bytes, t.measured_bytes);
-            terms.iter().map(both).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+            terms
+                .iter()
+                .filter(|t| t.term != PROCESS)
+                .map(both)
+                .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
         };
         let first = self.memory.first().map_or(&[][..], Vec::as_slice);
         first.iter().for_each(|t| row(&t.term, t.predicted_bytes, t.measured_bytes));
