@@ -135,7 +135,7 @@ impl BatchShape {
         valid: &dyn Sequences,
         place: Place,
     ) -> BatchShape {
-        let micro = recipe.micro_batch.min(recipe.batch).max(1);
+        let micro = place.at_once(recipe);
         let mut shape = BatchShape {
             rows: 1,
             longest: train.longest().max(valid.longest()),
@@ -148,7 +148,8 @@ impl BatchShape {
             shape.sequences = shape.sequences.max(sum(&|i| data.parts(i)));
         };
         let in_order: Vec<u32> = (0..valid.len() as u32).collect();
-        in_order.chunks(micro).for_each(|part| meet(valid, part));
+        let parts: Vec<&[u32]> = in_order.chunks(micro).collect();
+        place.turns(&parts).into_iter().for_each(|(part, _)| meet(valid, part));
         for epoch in 0..recipe.epochs {
             let order = epoch_order(recipe.seed, epoch, train.len());
             for batch in order.chunks(recipe.batch) {

@@ -1,6 +1,7 @@
 //! What a model makes of a side: sums from which every score follows.
 
 use crate::data::{Facts, Sequences};
+use crate::zero::Place;
 use models::ngram::Ngram;
 use models::{Batch, IGNORED, Keeper, Model, Runner};
 use serde::{Deserialize, Serialize};
@@ -110,7 +111,7 @@ pub fn evaluate(
     batch: usize,
     unknown: Option<u32>,
 ) -> Scores {
-    evaluate_turns(evaluator, data, batch, unknown, (0, 1))
+    evaluate_turns(evaluator, data, batch, unknown, Place::ALONE)
 }
 
 /// The same for one of several that take turns at batches; each makes as many passes as the others.
@@ -119,13 +120,13 @@ pub(crate) fn evaluate_turns(
     data: &dyn Sequences,
     batch: usize,
     unknown: Option<u32>,
-    turns: (usize, usize),
+    place: Place,
 ) -> Scores {
     let mut scores = Scores { calibration: vec![Bin::default(); BINS], ..Scores::default() };
     match evaluator {
         Evaluator::Counts(model) => score_counts(model, data, &mut scores, unknown),
         network => {
-            score_network(network, data, (batch, turns), &mut |facts, targets, predictions| {
+            score_network(network, data, (batch, place), &mut |facts, targets, predictions| {
                 scores.add(facts, targets, predictions, unknown);
             });
         }
@@ -139,21 +140,19 @@ type Each<'a> = dyn FnMut(Facts, &[u32], &[Prediction]) + 'a;
 fn score_network(
     network: &mut Evaluator,
     data: &dyn Sequences,
-    (batch, (turn, turns)): (usize, (usize, usize)),
+    (batch, place): (usize, Place),
     each: &mut Each<'_>,
 ) {
     let (mut rows, mut ids) = (Batch::default(), Vec::new());
     let all: Vec<usize> = (0..data.len()).collect();
     let parts: Vec<&[usize]> = all.chunks(batch.max(1)).collect();
-    for first in (0..parts.len()).step_by(turns) {
-        let own = parts.get(first + turn);
-        let part = *own.unwrap_or(&parts[first]);
+    for (part, counts) in place.turns(&parts) {
         rows.clear();
         for &i in part {
             data.add_to(i, &mut rows, &mut ids);
         }
         let (losses, best, confidence) = network.pass(&rows);
-        if own.is_none() {
+        if !counts {
             continue;
         }
         let predictions: Vec<Prediction> = (0..rows.rows())

@@ -537,8 +537,7 @@ fn validate(
     trainer: &mut Trainer,
     state: &mut State,
 ) -> Result<(CurvePoint, bool), Error> {
-    let micro = options.config.train.micro_batch.min(options.config.train.batch);
-    let total = trainer.validate(options.valid, micro);
+    let total = trainer.validate(options.valid);
     let train_loss = state.loss_sum / state.loss_targets.max(1) as f64;
     let valid_loss = total.loss().unwrap_or(train_loss);
     let point = CurvePoint { step: state.step, tokens: state.tokens, train_loss, valid_loss };

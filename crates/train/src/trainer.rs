@@ -498,14 +498,15 @@ impl Trainer {
     }
 
     /// Mean loss over a side: its sum and its targets, those of all ranks together.
-    pub(crate) fn validate(&mut self, data: &dyn Sequences, batch: usize) -> crate::Tally {
+    pub(crate) fn validate(&mut self, data: &dyn Sequences) -> crate::Tally {
+        let place = self.zero.as_ref().map_or(Place::ALONE, |zero| zero.place);
+        let batch = place.at_once(&self.recipe);
         let Some(zero) = &mut self.zero else {
             let evaluator = &mut Evaluator::Network(&self.model, &mut self.runner);
             return evaluate(evaluator, data, batch, None).total;
         };
-        let turns = (zero.place.rank, zero.place.size);
         let evaluator = &mut Evaluator::Kept(&mut self.model, &mut self.runner, zero);
-        let own = evaluate_turns(evaluator, data, batch, None, turns).total;
+        let own = evaluate_turns(evaluator, data, batch, None, place).total;
         let mut all = crate::Tally::default();
         for said in zero.tell(&[own.tokens as f64, own.nll, own.correct as f64]) {
             let [tokens, nll, correct] = said[..] else { continue };

@@ -13,7 +13,7 @@ pub(crate) use map::{Piece, ShardMap};
 pub(crate) use memory::Truth;
 pub(crate) use shared::{Sums, Zero, memory_of};
 
-use crate::config::{OptimizerKind, TrainConfig};
+use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use models::ModelConfig;
 use ranks::{Lost, Ranks};
 use serde::{Deserialize, Serialize};
@@ -183,6 +183,20 @@ impl Place {
             return alone("a share of Muon's state", hint);
         }
         Ok(())
+    }
+
+    /// Sequences that a rank computes at once.
+    pub(crate) fn at_once(&self, recipe: &Recipe) -> usize {
+        recipe.micro_batch.min(recipe.batch.div_ceil(self.size)).max(1)
+    }
+
+    /// What this rank computes where ranks take turns at `parts`: as many as each other rank, where
+    /// there is none left one that counts for nothing.
+    pub(crate) fn turns<'a, T>(&self, parts: &[&'a [T]]) -> Vec<(&'a [T], bool)> {
+        let rounds = parts.chunks(self.size);
+        rounds
+            .map(|round| round.get(self.rank).map_or((round[0], false), |part| (part, true)))
+            .collect()
     }
 
     /// This rank's part of a step's sequences: neighbours, so that all ranks' parts in their order
