@@ -2,14 +2,14 @@
 //! server runs, only a step's time comes from a model of it instead of from a clock.
 //!
 //! Requests arrive at random times (or each of some clients sends its next when its last is
-//! answered), go to a replica, wait, are read in steps beside others, and write their tokens. What
-//! happens between client and server takes no time here.
+//! answered), go to a replica, wait, are read in steps beside others, and write their tokens. Between
+//! client and server only a client's turn from an answer to its next request takes time.
 
 use crate::Error;
 use engine::serving::{Limits, PageKey, Scheduler, SequenceId, Step};
 use kernels::{stream_key, uniform};
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// How many tokens a prompt or an answer has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,30 +50,37 @@ pub trait StepCost {
     fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64;
 }
 
-/// Times that were measured: by rows, straight between two neighbours; and what a token of the past
-/// adds.
+/// Times that were measured: of a step's rows, of its rows of logits with the choices made of them,
+/// both straight between two neighbours; and what a token of the past adds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredSteps {
-    /// (rows, seconds), rising.
+    /// (rows, seconds without logits), rising.
     pub by_rows: Vec<(u64, f64)>,
+    /// (rows of logits, seconds that they add), rising.
+    pub by_logits: Vec<(u64, f64)>,
     /// Seconds a token of the past.
     pub past_s: f64,
 }
 
 impl StepCost for MeasuredSteps {
-    fn seconds(&self, rows: u64, past: u64, _logits: u64) -> f64 {
-        let line = |a: (u64, f64), b: (u64, f64)| {
-            let share = (rows as f64 - a.0 as f64) / (b.0 - a.0).max(1) as f64;
-            a.1 + share * (b.1 - a.1)
-        };
-        let above = self.by_rows.iter().position(|&(n, _)| n >= rows);
-        let time = match (above, self.by_rows.len()) {
-            (_, 0) => 0.0,
-            (Some(0), _) | (None, 1) => self.by_rows[0].1,
-            (Some(i), _) => line(self.by_rows[i - 1], self.by_rows[i]),
-            (None, n) => line(self.by_rows[n - 2], self.by_rows[n - 1]),
-        };
-        time + self.past_s * past as f64
+    fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64 {
+        let choices = if logits == 0 { 0.0 } else { between(&self.by_logits, logits) };
+        between(&self.by_rows, rows) + choices + self.past_s * past as f64
+    }
+}
+
+/// What stands at `n` on the straight lines through rising points; the first point's before it.
+fn between(points: &[(u64, f64)], n: u64) -> f64 {
+    let line = |a: (u64, f64), b: (u64, f64)| {
+        let share = (n as f64 - a.0 as f64) / (b.0 - a.0).max(1) as f64;
+        a.1 + share * (b.1 - a.1)
+    };
+    let above = points.iter().position(|&(at, _)| at >= n);
+    match (above, points.len()) {
+        (_, 0) => 0.0,
+        (Some(0), _) | (None, 1) => points[0].1,
+        (Some(i), _) => line(points[i - 1], points[i]),
+        (None, count) => line(points[count - 2], points[count - 1]),
     }
 }
 
@@ -94,6 +101,9 @@ pub struct FleetAsk {
     pub routing: Routing,
     /// Sizes of each server's pool and steps.
     pub limits: Limits,
+    /// Seconds between an answer's last token and the same client's next request before the server:
+    /// while others run, the next step has begun by then.
+    pub turnaround_s: f64,
     /// Where chance starts.
     pub seed: u64,
 }
@@ -175,19 +185,17 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
         .collect();
     let root = PageKey::root("");
     let mut place: HashMap<SequenceId, usize> = HashMap::new();
-    let open = matches!(ask.arrivals, Arrivals::Rate(_));
     let mut sent = 0;
-    let mut waiting = match ask.arrivals {
-        Arrivals::Clients(clients) => clients.min(ask.requests),
-        Arrivals::Rate(_) => 0,
+    // When clients send next, in order; a rate has said so beforehand.
+    let mut coming: VecDeque<f64> = match ask.arrivals {
+        Arrivals::Clients(clients) => std::iter::repeat_n(0.0, clients.min(ask.requests)).collect(),
+        Arrivals::Rate(_) => requests.iter().map(|r| r.arrived).collect(),
     };
+    let open = matches!(ask.arrivals, Arrivals::Rate(_));
     let mut now = 0.0;
     loop {
         // What happens next: an arrival, or the end of a step.
-        let arrival = match open {
-            true => requests.get(sent).map(|r| r.arrived),
-            false => (waiting > 0 && sent < requests.len()).then_some(now),
-        };
+        let arrival = coming.front().copied().filter(|_| sent < requests.len());
         // Whoever comes at the same time is there before the next step begins.
         if arrival.is_none_or(|at| at > now) {
             for replica in &mut replicas {
@@ -200,7 +208,7 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
         match (arrival, end) {
             (Some(at), other) if other.is_none_or(|(_, end)| at <= end) => {
                 now = at;
-                waiting = waiting.saturating_sub(1);
+                coming.pop_front();
                 let to = route(ask, &replicas, sent);
                 let request = &mut requests[sent];
                 request.arrived = now;
@@ -216,7 +224,10 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
             }
             (_, Some((i, end))) => {
                 now = end;
-                waiting += finish(&mut replicas[i], now, &mut requests);
+                let ended = finish(&mut replicas[i], now, &mut requests);
+                if !open {
+                    coming.extend(std::iter::repeat_n(now + ask.turnaround_s, ended));
+                }
             }
             _ => break,
         }
@@ -435,6 +446,7 @@ mod tests {
                 drafts: 0,
                 window: None,
             },
+            turnaround_s: 0.0,
             seed: 1,
         }
     }
@@ -513,9 +525,33 @@ mod tests {
 
     #[test]
     fn measured_times_are_straight_between_neighbours() {
-        let steps = MeasuredSteps { by_rows: vec![(1, 1.0), (3, 2.0), (5, 4.0)], past_s: 0.5 };
-        let of = |rows, past| steps.seconds(rows, past, 1);
+        let steps = MeasuredSteps {
+            by_rows: vec![(1, 1.0), (3, 2.0), (5, 4.0)],
+            by_logits: vec![(1, 0.25), (3, 0.75)],
+            past_s: 0.5,
+        };
+        let of = |rows, past| steps.seconds(rows, past, 0);
         assert_eq!((of(1, 0), of(2, 0), of(4, 0), of(7, 0)), (1.0, 1.5, 3.0, 6.0));
-        assert_eq!(of(1, 4), 3.0);
+        assert_eq!((of(1, 4), steps.seconds(3, 0, 2)), (3.0, 2.5));
+    }
+
+    #[test]
+    fn a_client_that_turns_round_misses_the_step_that_others_began() {
+        let limits = Limits { step_tokens: 64, sequences: 16, ..ask().limits };
+        let with = |turnaround_s| FleetAsk {
+            arrivals: Arrivals::Clients(2),
+            requests: 40,
+            prompt: Lengths::Between(2, 9),
+            answer: Lengths::Between(5, 20),
+            limits,
+            turnaround_s,
+            ..ask()
+        };
+        let first = |turnaround_s| {
+            simulate(&with(turnaround_s), &Constant(1.0)).unwrap().first_token.p50_ms
+        };
+        // At once: the next step reads it. Later: the one after, that which runs has to end first.
+        assert_eq!(first(0.0), 1000.0);
+        assert!((first(0.1) - 1900.0).abs() < 1e-6, "{}", first(0.1));
     }
 }

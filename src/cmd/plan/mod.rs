@@ -1,13 +1,16 @@
 //! `autoreg plan`: what serving or training a model takes, before anything runs.
 
+mod against;
 mod fleet;
 mod serve;
+mod steps;
 mod train;
 
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
 use clap::{Args, Subcommand};
+use fleet::FleetArgs;
 use plan::{Architecture, Machine, both};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -84,7 +87,7 @@ impl Common {
 }
 
 /// A machine of a name, of a file, or of this machine as measured.
-fn machine(what: &str) -> Result<Machine, CliError> {
+pub fn machine(what: &str) -> Result<Machine, CliError> {
     if what == "measured" {
         let path = super::doctor::saved_at();
         if !path.is_file() {
