@@ -94,10 +94,10 @@ fn serving_takes_what_was_predicted() {
     near(number(&plan["total_bytes"]), status(server.pid(), "VmRSS"));
     let ledger = server.get("/ledger").json();
     for term in ledger["terms"].as_array().unwrap() {
-        let of = |row: &&Value| row["name"] == term["term"];
+        let of = |row: &&Value| row["name"] == term["name"];
         let own = plan["terms"].as_array().unwrap().iter().find(of).unwrap();
-        if term["term"] != "runtime" {
-            assert_eq!(own["bytes"], term["measured_bytes"], "{term}");
+        if term["name"] != "runtime" {
+            assert_eq!(own["bytes"], term["bytes"], "{term}");
         }
     }
     // And the live server's figures are read.

@@ -169,6 +169,11 @@ fn live(url: &str, key: Option<&str>) -> Result<Evidence, CliError> {
     Ok(evidence)
 }
 
+/// A page of the server of a URL, whatever the URL's own path.
+pub fn page(url: &str, path: &str, key: Option<&str>) -> Result<String, CliError> {
+    get(url, &parts(url)?.0, path, key)
+}
+
 /// `host:port` and path of a URL.
 fn parts(url: &str) -> Result<(String, String), CliError> {
     let bad = || {

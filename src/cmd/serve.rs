@@ -2,6 +2,7 @@
 
 use crate::cmd::draft::{self, USUAL_DRAFTS};
 use crate::cmd::model::{Opened, Template, engine_error};
+use crate::cmd::recording::{LedgerArgs, WatchedExecutor};
 use crate::cmd::{AdapterArgs, KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
@@ -88,6 +89,9 @@ pub struct ServeArgs {
     /// The origin whose pages may call from a browser, or `*`
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Option<String>,
+    /// Bytes by term
+    #[command(flatten)]
+    pub ledger: LedgerArgs,
     /// Log each request on standard error: method, path, status, time; never its text
     #[arg(long)]
     pub log: bool,
@@ -254,9 +258,11 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         _ => None,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
+    let mut recording = args.ledger.start()?;
     let runtime_bytes = ledger::resident_bytes();
     let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
     let opened = Opened::open_adapted(&args.model, kv, adapter)?;
+    recording.iter_mut().for_each(|r| r.opened(&opened));
     let guesser =
         args.batching.draft.as_deref().map(|path| draft::open(path, kv, &opened)).transpose()?;
     let digest = opened.digest()?;
@@ -287,7 +293,8 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let name = args.name.clone().unwrap_or_else(|| name_of(&dir));
     let metrics = Arc::new(Metrics::new(&name, &limits));
     let (vocab, context) = (ready.vocab, ready.context);
-    let mut engine = Engine::new(ready.executor, limits, &tokenizer).map_err(engine_error)?;
+    let executor = WatchedExecutor::boxed(ready.executor, recording.as_ref());
+    let mut engine = Engine::new(executor, limits, &tokenizer).map_err(engine_error)?;
     let mut guesses = None;
     if let Some((saved, told)) = guesser {
         let ready = Shared::new(saved).ready(&without_window, &team)?;
@@ -317,11 +324,15 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     term::note(&told(&model, &limits, why, team.threads()));
     let app = Arc::new(App::new(model, handle, options(args, api_keys, tls), metrics));
     let address = SocketAddr::new(args.host, args.port);
+    recording.iter().for_each(|r| r.recorder.mark("ready"));
     let finished = server::run(&app, address, |bound| {
         term::print(&format!("listening on {scheme}://{bound}\n"));
     })
     .map_err(|e| CliError::input(format!("{address}: {e}; choose another --host or --port")))?;
     let broken_off = app.under_way();
+    if let Some(recording) = recording {
+        recording.finish(&format!("serve {}", app.model.name), &app.model.plan)?;
+    }
     drop(app);
     match finished {
         true => {

@@ -89,7 +89,9 @@ fn row(load: &Load, ask: &FleetAsk, cost: &dyn StepCost) -> Result<Row, CliError
     };
     let arrivals = arrivals.ok_or_else(|| {
         let found = &load.arrivals;
-        CliError::input(format!("--against: arrivals are {found:?}, expected \"4 clients\" or \"2/s\""))
+        CliError::input(format!(
+            "--against: arrivals are {found:?}, expected \"4 clients\" or \"2/s\""
+        ))
     })?;
     let mean = |tokens: u64| Lengths::Fixed(tokens.div_ceil(load.answered as u64).max(1));
     let again = FleetAsk {

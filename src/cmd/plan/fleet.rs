@@ -1,7 +1,7 @@
 //! `autoreg plan fleet`.
 
-use super::{against, machine};
 use super::steps::calibrate;
+use super::{against, machine};
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term;

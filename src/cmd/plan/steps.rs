@@ -39,7 +39,8 @@ pub fn calibrate(args: &FleetArgs, asked: &Limits) -> Result<MeasuredSteps, CliE
     let context = model.config().context_limit().unwrap_or(FAR + 1).min(FAR + 1);
     let most = asked.step_tokens.min(context).max(1);
     let (near, far) = (NEAR.min(context - 1), context - 1);
-    let pages = |sequences: usize, tokens: usize| sequences * (tokens + 1).div_ceil(asked.page_tokens);
+    let pages =
+        |sequences: usize, tokens: usize| sequences * (tokens + 1).div_ceil(asked.page_tokens);
     let widest = SEQUENCES[SEQUENCES.len() - 1];
     let limits = Limits {
         pages: pages(widest, near + DECODES + 2).max(pages(FAR_SEQUENCES, far)) + pages(1, most),

@@ -143,7 +143,8 @@ pub struct TrainArgs {
     /// Workers (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Print predicted and measured bytes, term by term
+    /// Print predicted and measured bytes, term by term, and record them over the run and over a step;
+    /// ledger.json and ledger.html in the run folder have them
     #[arg(long)]
     pub ledger: bool,
     /// Print the result as JSON
@@ -379,14 +380,14 @@ pub fn run(args: TrainArgs) -> Result<(), CliError> {
     let text = json(&summary.json)?;
     write(&args.out.join("result.json"), &text)?;
     if let Some(report) = &summary.ledger {
-        write(&args.out.join("ledger.json"), &json(report)?)?;
+        crate::cmd::recording::write(&args.out, &format!("train {}", args.out.display()), report)?;
     }
     if args.json {
         term::print(&text);
     } else {
         term::print(&summary.text);
         if let Some(report) = summary.ledger.filter(|_| args.ledger) {
-            term::print(&ledger_table(&report));
+            term::print(&crate::cmd::recording::table(&report));
         }
     }
     Ok(())
@@ -516,6 +517,7 @@ fn descend(
     let team = team(args.threads)?;
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
+    let recorder = args.ledger.then(ledger::Recorder::start);
     let weights = init.as_mut().map(Init::take_weights);
     let mut from = weights.as_ref().map_or(Ok(String::new()), Weights::digest)?;
     from.extend(args.lora.iter().map(|lora| format!("{lora:?}")));
@@ -610,7 +612,11 @@ fn descend(
     let start = Start { model, recompute, sample_every: args.sample.sample_every, keep: args.keep };
     let screen = screen(args, config, total)?;
     let mut watch = Watch::new(screen, sampler, args.tensorboard.clone());
-    let outcome = train::run_from(start, &options, &mut |event| watch.tell(&event));
+    recorder.iter().for_each(|r| r.begin_step("step 1, what is allocated for it included"));
+    let outcome = train::run_from(start, &options, &mut |event| {
+        recorder.iter().for_each(|r| recorded(r, &event));
+        watch.tell(&event);
+    });
     watch.finish();
     let Outcome { model, state, stopped_by } = outcome.map_err(|e| match e {
         train::Error::NotFinite { .. } => CliError::failed(e),
@@ -626,6 +632,10 @@ fn descend(
         ));
     }
     let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    let report = match recorder {
+        Some(recorder) => report.recorded(recorder.finish()),
+        None => report,
+    };
     let parameters = model.layout().count();
     let learns = |spec: &&tensor::ParameterSpec| config.model.trains(&spec.name);
     let trained: usize = model.layout().specs().iter().filter(learns).map(|s| s.count()).sum();
@@ -682,6 +692,17 @@ fn descend(
         args.out.display(),
     );
     Ok(Summary { json, text, ledger: Some(report) })
+}
+
+/// What a recording of the bytes takes note of.
+fn recorded(recorder: &ledger::Recorder, event: &train::Event) {
+    match event {
+        train::Event::Step { .. } => recorder.end_step(),
+        train::Event::Evaluated { point, .. } => {
+            recorder.mark(&format!("evaluation after step {}", point.step));
+        }
+        _ => {}
+    }
 }
 
 /// Where a run is shown.
@@ -751,21 +772,4 @@ fn count(
         args.out.display(),
     );
     Ok(Summary { json, text, ledger: None })
-}
-
-/// Predicted and measured bytes, term by term.
-pub fn ledger_table(report: &Report) -> String {
-    let mut out = format!("{:<16}{:>14}{:>14}{:>9}\n", "term", "predicted", "measured", "ratio");
-    let mut row = |term: &str, predicted: u64, measured: u64| {
-        let ratio = measured as f64 / predicted.max(1) as f64;
-        out += &format!("{term:<16}{:>14}{:>14}{ratio:>9.3}\n", mib(predicted), mib(measured));
-    };
-    for r in &report.rows {
-        row(r.term, r.predicted_bytes, r.measured_bytes);
-    }
-    row("whole process", report.predicted_process_bytes, report.peak_process_bytes);
-    out + &format!(
-        "unexplained: {:.1} MiB at the moment of the peak\n",
-        report.unexplained_bytes as f64 / (1 << 20) as f64
-    )
 }

@@ -7,11 +7,12 @@ use crate::train::TrainAsk;
 use crate::{
     Activations, Architecture, Error, Logits, NumberKind, Precision, StateBytes, running, text,
 };
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use ::page::{Data, Frame, separated};
+use maud::{Markup, html};
 use models::Recompute;
 use serde_json::{Value, json};
 
-const STYLE: &str = include_str!("page.css");
+pub(crate) const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// What the page's sliders start from, and the numbers that its formulas need.
@@ -139,37 +140,26 @@ fn blocks(kind: NumberKind) -> Value {
 
 /// The page; `more` is text that follows the figures.
 pub fn page(plan: &Prediction, sheet: &Sheet, more: &str) -> String {
-    let data = serde_json::to_string(&sheet.0).unwrap_or_default().replace('<', "\\u003c");
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "Memory by term: " (plan.model) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                header {
-                    h1 { "Memory by term: " (plan.model) }
-                    p.facts { (crate::separated(plan.parameters)) " parameters, counted by " (plan.counted_by) }
-                }
-                main {
-                    section.live hidden {
-                        div.split {
-                            div { div #bars {} p #verdict aria-live="polite" {} table #terms {} }
-                            div.controls #controls {}
-                        }
-                    }
-                    (as_text(plan, more))
-                }
-                footer { p { "Made by autoreg. GB is 10^9 bytes, GiB 2^30. Everything on this page is in this file." } }
-                script #sheet type="application/json" { (PreEscaped(data)) }
-                script { (PreEscaped(SCRIPT)) }
-            }
+    let body = html! {
+        header {
+            h1 { "Memory by term: " (plan.model) }
+            p.facts { (separated(plan.parameters)) " parameters, counted by " (plan.counted_by) }
         }
-    }
-    .into_string()
+        main {
+            section.live hidden {
+                div.split {
+                    div { div #bars {} p #verdict aria-live="polite" {} table #terms {} }
+                    div.controls #controls {}
+                }
+            }
+            (as_text(plan, more))
+        }
+        footer { p { "Made by autoreg. GB is 10^9 bytes, GiB 2^30. Everything on this page is in this file." } }
+    };
+    let title = format!("Memory by term: {}", plan.model);
+    let json = serde_json::to_string(&sheet.0).unwrap_or_default();
+    let data = Some(Data { id: "sheet", json: &json });
+    Frame { title: &title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(&body)
 }
 
 fn as_text(plan: &Prediction, more: &str) -> Markup {
