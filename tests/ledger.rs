@@ -1,7 +1,6 @@
 //! `--ledger` through the binary: terms that add up to the process, written with plots, of every command
 //! that runs a model.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 
 mod common;
 #[path = "common/http.rs"]
@@ -80,17 +79,20 @@ fn a_real_model_is_predicted_and_the_file_it_was_read_from_is_told_apart() {
 #[test]
 fn serving_tells_its_bytes_when_it_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let mut server = Server::start(&fixture("llama"), &[&flag(dir.path())]);
+    let server = Server::start(&fixture("llama"), &[&flag(dir.path())]);
     server.good("/v1/completions", &json!({"prompt": "some text", "max_tokens": 12}));
     let own = tempfile::tempdir().unwrap();
     let url = format!("http://{}", server.address);
-    let words = ["bench", "serve", &url, "--requests", "2", "--max-tokens", "4", "--prompt-tokens", "8"];
+    let words =
+        ["bench", "serve", &url, "--requests", "2", "--max-tokens", "4", "--prompt-tokens", "8"];
     let ran = works(&[&words[..], &["--vocabulary", "60", &flag(own.path())]].concat());
     assert!(ran.err.contains("K/V cache"), "{}", ran.err);
     let told: Value =
-        serde_json::from_str(&std::fs::read_to_string(own.path().join("ledger.json")).unwrap()).unwrap();
+        serde_json::from_str(&std::fs::read_to_string(own.path().join("ledger.json")).unwrap())
+            .unwrap();
     assert!(told["kv"]["reserved_bytes"].as_u64().unwrap() > 0);
-    server.stop();
+    server.signal("-TERM");
+    assert_eq!(server.ended(), Some(0));
     let found = check(dir.path(), &["weights", "K/V cache", "workspace", "runtime"]);
     let marks = found["timeline"]["marks"].as_array().unwrap();
     assert!(marks.iter().any(|mark| mark["what"] == "ready"), "{marks:?}");
@@ -109,9 +111,10 @@ fn benches_tell_their_bytes() {
     }
     works(&["bench", "train-memory", "--threads", "1", &flag(dir.path())]);
     for model in ["rnn", "transformer"] {
-        let found = check(&dir.path().join(model), &["weights", "gradients", "optimizer", "activations"]);
-        let [predicted, peak] =
-            ["predicted_process_bytes", "peak_process_bytes"].map(|key| found[key].as_f64().unwrap());
+        let found =
+            check(&dir.path().join(model), &["weights", "gradients", "optimizer", "activations"]);
+        let [predicted, peak] = ["predicted_process_bytes", "peak_process_bytes"]
+            .map(|key| found[key].as_f64().unwrap());
         assert!((predicted / peak - 1.0).abs() < 0.03, "{model}: {predicted} {peak}");
     }
     common::autoreg(&["bench", "prefill", &model, "--ledger=/nowhere/at/all"])

@@ -234,6 +234,51 @@ fn a_fleet_is_as_large_as_its_objective_needs() {
 }
 
 #[test]
+fn training_steps_over_ranks_are_simulated() {
+    let base = "plan fleet train qwen3-8b --zero 3 --ranks 8 --machine h100-sxm --network 25GB";
+    let words: Vec<&str> = base.split(' ').collect();
+    let found = json(&words);
+    let rows = found["steps_over_ranks"].as_array().unwrap();
+    let of = |i: usize, key: &str| number(&rows[i][key]);
+    assert_eq!(rows.iter().map(|r| number(&r["ranks"])).collect::<Vec<_>>(), [1.0, 2.0, 4.0, 8.0]);
+    assert_eq!((of(0, "network_ms"), of(0, "efficiency")), (0.0, 1.0));
+    // Communication as counted, at so many bytes a second; latency comes on top.
+    let sent = number(&found["communication_bytes_per_step"]) / 25e9 * 1e3;
+    assert!(of(3, "network_ms") >= sent && of(3, "network_ms") < 1.2 * sent, "{sent}: {found}");
+    let beside = json(&[&words[..], &["--overlap"]].concat());
+    let step = |found: &Value| number(&found["steps_over_ranks"][3]["step"]["p50_ms"]);
+    assert!(step(&beside) < step(&found));
+    assert!(number(&found["total_bytes"]) > 1e9, "bytes are told as by `plan train`");
+}
+
+#[test]
+fn a_simulation_is_held_against_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("llama");
+    let server = Server::start(&model, &["--threads", "1"]);
+    let url = format!("http://{}", server.address);
+    let load =
+        ["--clients", "1,3", "--requests", "6", "--prompt-tokens", "20", "--max-tokens", "5"];
+    let seen = json(&[&["bench", "serve", &url, "--vocabulary", "60"][..], &load].concat());
+    let path = folder.path().join("seen.json");
+    std::fs::write(&path, seen.to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let found =
+        json(&["plan", "fleet", &model, "--calibrate", "--threads", "1", "--against", path]);
+    let rows = found.as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, load) in rows.iter().zip(seen.as_array().unwrap()) {
+        assert_eq!(row["arrivals"], load["arrivals"]);
+        let first = &row["first_token"];
+        assert_eq!(first["measured_ms"], load["time_to_first_token"]["p50_ms"]);
+        let ratio = number(&first["predicted_ms"]) / number(&first["measured_ms"]);
+        assert!((number(&first["ratio"]) - ratio).abs() < 1e-9 && ratio > 0.0, "{row}");
+    }
+    std::fs::write(path, "[]").unwrap();
+    autoreg(&["plan", "fleet", &model, "--calibrate", "--against", path]).refused(2, &["no load"]);
+}
+
+#[test]
 fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
     let rows = json(&["bench", "attention-memory", "--length", "512,1024,2048"]);
     let rows = rows.as_array().unwrap();
@@ -260,7 +305,8 @@ fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
 fn steps_that_were_timed_here_drive_a_fleet() {
     let model = fixture("llama");
     let words = ["plan", "fleet", &model, "--calibrate", "--clients", "3", "--requests", "30"];
-    let more = ["--prompt-tokens", "~20", "--max-tokens", "4-9", "--threads", "1"];
+    let more =
+        ["--prompt-tokens", "~20", "--max-tokens", "4-9", "--threads", "1", "--turnaround", "0"];
     let found = json(&[&words[..], &more[..]].concat());
     assert_eq!(found["seen"]["requests"], 30);
     let steps = found["steps"]["by_rows"].as_array().unwrap();
@@ -330,6 +376,8 @@ fn what_makes_no_plan_is_refused_in_a_line() {
         (words("plan fleet gpt2 --machine t4 --rate 0"), &["--rate"]),
         (words("plan fleet gpt2 --machine t4 --prompt-tokens 9-2"), &["--prompt-tokens"]),
         (words("plan fleet gpt2"), &["--machine", "--calibrate"]),
+        (words("plan fleet train gpt2 --ranks 2"), &["--machine", "--network"]),
+        (words("plan serve qwen3-8b --by engine --kv bf16"), &["--kv is bf16", "f32, f16 or q8_0"]),
         (words("plan serve gpt2 --html /nowhere/x.html"), &["/nowhere/x.html"]),
         (words(&format!("diagnose {page}")), &["line 1 is no figure"]),
         (words(&format!("diagnose {lacking}")), &["expected a ledger.json"]),
@@ -381,7 +429,9 @@ fn slide(browser: &Browser, words: &str, moves: &[(&str, &str, &str)]) {
         let terms = plan["terms"].as_array().unwrap().iter();
         terms.filter(|t| t["name"] == "runtime").map(|t| t["bytes"].as_u64().unwrap()).sum::<u64>()
     };
-    let expected = then["total_bytes"].as_u64().unwrap() - runtime(&then) + runtime(&first);
+    let own = runtime(&then);
+    let runtime = if own > 0 { runtime(&first) } else { 0 };
+    let expected = then["total_bytes"].as_u64().unwrap() - own + runtime;
     let text = std::fs::read_to_string(&page).unwrap();
     for word in ["http://", "https://", "src=", "@import", "url(", "fetch("] {
         assert!(!text.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
@@ -429,7 +479,25 @@ fn sliders_work_the_same_formulas_out() {
             ("ranks", "--ranks", "4"),
         ],
     );
-    // By the lists that the engine allocates by.
+    // By the lists that the engine and the trainer allocate by.
     let model = fixture("mistral");
-    slide(&browser, &format!("plan serve {model}"), &[("requests", "--requests", "32")]);
+    for kv in ["q8_0", "f16"] {
+        let moves = [("requests", "--requests", "32"), ("kv", "--kv", kv)];
+        slide(&browser, &format!("plan serve {model}"), &moves);
+    }
+    slide(
+        &browser,
+        "plan train email-transformer",
+        &[
+            ("batch", "--batch", "16"),
+            ("recompute", "--recompute", "block"),
+            ("precision", "--precision", "bf16"),
+        ],
+    );
+    slide(
+        &browser,
+        "plan train email-transformer",
+        &[("ranks", "--ranks", "8"), ("zero", "--zero", "2"), ("precision", "--precision", "bf16")],
+    );
+    slide(&browser, "plan train email-rnn --length 64", &[("batch", "--batch", "8")]);
 }

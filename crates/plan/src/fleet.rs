@@ -121,6 +121,19 @@ pub struct Spread {
     pub p99_ms: f64,
 }
 
+impl Spread {
+    /// Of seconds, in any order.
+    pub(crate) fn of(mut seconds: Vec<f64>) -> Spread {
+        seconds.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let rank = (share * seconds.len() as f64).ceil() as usize;
+            1e3 * seconds.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+        };
+        let mean_ms = 1e3 * seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
+        Spread { mean_ms, p50_ms: at(0.5), p90_ms: at(0.9), p99_ms: at(0.99) }
+    }
+}
+
 /// What was seen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FleetReport {
@@ -357,7 +370,8 @@ fn finish(replica: &mut Replica, now: f64, requests: &mut [Request]) -> usize {
 }
 
 fn report(ask: &FleetAsk, all: &[Request], replicas: &[Replica], now: f64) -> FleetReport {
-    let spread = |of: &dyn Fn(&Request) -> Option<f64>| spread(all.iter().filter_map(of).collect());
+    let spread =
+        |of: &dyn Fn(&Request) -> Option<f64>| Spread::of(all.iter().filter_map(of).collect());
     let began = all.first().map_or(0.0, |r| r.arrived);
     let seconds = (now - began).max(1e-12);
     let written: u64 = all.iter().map(|r| r.written).sum();
@@ -376,16 +390,6 @@ fn report(ask: &FleetAsk, all: &[Request], replicas: &[Replica], now: f64) -> Fl
         preemptions: replicas.iter().map(|r| r.scheduler.totals().preemptions).sum(),
         seconds,
     }
-}
-
-fn spread(mut values: Vec<f64>) -> Spread {
-    values.sort_by(f64::total_cmp);
-    let at = |share: f64| {
-        let rank = (share * values.len() as f64).ceil() as usize;
-        1e3 * values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
-    };
-    let mean_ms = 1e3 * values.iter().sum::<f64>() / values.len().max(1) as f64;
-    Spread { mean_ms, p50_ms: at(0.5), p90_ms: at(0.9), p99_ms: at(0.99) }
 }
 
 /// What every request is to keep to, at the 90th percentile.

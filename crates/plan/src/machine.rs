@@ -280,17 +280,28 @@ pub fn train_times(
     })
 }
 
+/// Arithmetic of a token's forward pass: one layer's products, one layer's attention, the head's.
+pub(crate) fn unit_arithmetic(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+) -> Result<(f64, f64, f64), Error> {
+    let config = architecture.transformer()?;
+    let units = architecture.units()?;
+    let (layer, head) = (2.0 * units.layer as f64, 2.0 * units.projection as f64);
+    let layers = layer * config.num_hidden_layers as f64;
+    let work = Work { config, weights: 0.0, kv: 0.0, layers, head };
+    let attention = work.attention(ask.length as f64 / 2.0);
+    Ok((layer, attention / config.num_hidden_layers as f64, head))
+}
+
 /// Arithmetic of a trained token: what training needs, and what is computed again.
 pub(crate) fn token_arithmetic(
     architecture: &Architecture,
     ask: &TrainAsk,
 ) -> Result<(f64, f64), Error> {
-    let config = architecture.transformer()?;
-    let units = architecture.units()?;
-    let layers = 2.0 * units.layer as f64 * config.num_hidden_layers as f64;
-    let head = 2.0 * units.projection as f64;
-    let work = Work { config, weights: 0.0, kv: 0.0, layers, head };
-    let attention = work.attention(ask.length as f64 / 2.0);
+    let (layer, attention, head) = unit_arithmetic(architecture, ask)?;
+    let count = architecture.transformer()?.num_hidden_layers as f64;
+    let (layers, attention) = (layer * count, attention * count);
     let again = match ask.recompute {
         Recompute::None => 0.0,
         Recompute::Attention => attention,

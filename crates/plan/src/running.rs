@@ -2,8 +2,9 @@
 
 use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
 use engine::serving::{Engine, Limits, NetworkExecutor};
+use kernels::KvKind;
 use ledger::{Account, Plan};
-use models::{LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
+use models::{KvPages, LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
 use train::{BatchShape, OptimizerKind, Recipe, TrainConfig, Trainer};
 
 /// Tokens of a page of K/V, as `autoreg serve` has them unless told otherwise.
@@ -74,7 +75,7 @@ pub(crate) fn step_workspace(architecture: &Architecture, ask: &ServeAsk) -> Res
 /// # Errors
 /// Numbers that make no network or do not fit into 64 bits.
 pub fn serve_plan(architecture: &Architecture, ask: &ServeAsk) -> Result<Plan, Error> {
-    let config = &architecture.config;
+    let config = &keeping(architecture, ask.kv)?;
     if let ModelConfig::Transformer(c) = config {
         // The engine's lists multiply without a check.
         let (requests, kind) = (ask.requests, crate::NumberKind::F32);
@@ -89,6 +90,45 @@ pub fn serve_plan(architecture: &Architecture, ask: &ServeAsk) -> Result<Plan, E
     plan.extend(NetworkExecutor::plan(config, &limits, threads)?);
     plan.extend(Engine::plan(config.vocab_size(), &limits));
     Ok(plan)
+}
+
+/// How this program keeps keys and values that are stored so; none where it has no such kind.
+pub fn kv_kind(kind: crate::NumberKind) -> Option<KvKind> {
+    match kind {
+        crate::NumberKind::F32 => Some(KvKind::F32),
+        crate::NumberKind::F16 => Some(KvKind::F16),
+        crate::NumberKind::Q8 => Some(KvKind::Q8),
+        _ => None,
+    }
+}
+
+/// The kinds that this program keeps keys and values in.
+pub(crate) const KV_KINDS: [crate::NumberKind; 3] =
+    [crate::NumberKind::F32, crate::NumberKind::F16, crate::NumberKind::Q8];
+
+/// The configuration with keys and values kept as asked.
+fn keeping(architecture: &Architecture, kind: crate::NumberKind) -> Result<ModelConfig, Error> {
+    let mut config = architecture.config.clone();
+    let own = kv_kind(kind).ok_or_else(|| {
+        Error::number("--kv", kind.name(), "this program keeps keys and values in f32, f16 or q8_0")
+    })?;
+    if let ModelConfig::Transformer(c) = &mut config {
+        c.kv = own;
+    }
+    Ok(config)
+}
+
+/// Bytes of K/V of a position of one layer, as the pool allocates them.
+pub(crate) fn kv_row_bytes(
+    architecture: &Architecture,
+    kind: crate::NumberKind,
+) -> Result<u64, Error> {
+    let config = keeping(architecture, kind)?;
+    let layers = architecture.transformer()?.num_hidden_layers.max(1) as u64;
+    let page_tokens = PAGE_TOKENS as usize;
+    let pages = KvPages { pages: 1, near: 1, page_tokens };
+    let ModelConfig::Transformer(c) = &config else { return Ok(0) };
+    Ok(models::KvPool::plan(c, pages).total() / layers / PAGE_TOKENS)
 }
 
 /// Serving a model with this program, once all pages are in use.
@@ -119,7 +159,7 @@ pub fn serve(
     }
     if let ModelConfig::Transformer(c) = &architecture.config {
         prediction.kv_bytes_per_token =
-            Some(NetworkExecutor::bytes_per_token(&architecture.config));
+            Some(NetworkExecutor::bytes_per_token(&keeping(architecture, ask.kv)?));
         if let Some(window) = &c.sliding_window {
             prediction.notes.push(format!(
                 "{} layers see only the last {} tokens and keep no more of them",
@@ -138,6 +178,11 @@ pub fn serve(
         (ask.context, "context", "K/V cache", "longer prompts are refused"),
         (ask.step_tokens, "step-tokens", "workspace", "prompts in more steps"),
     ];
+    const QUALITY: &str = "quality: measure it on your own text with `autoreg diagnose --kv`";
+    let kinds = [(crate::NumberKind::F16, "--kv f16"), (crate::NumberKind::Q8, "--kv q8")];
+    let kinds = kinds.into_iter().filter(|_| prediction.kv_bytes_per_token.is_some());
+    let kinds =
+        kinds.map(|(kv, flag)| (flag.to_owned(), "K/V cache", QUALITY, ServeAsk { kv, ..*ask }));
     let others = others.into_iter().filter(|(now, ..)| *now > 1).map(|(now, flag, term, costs)| {
         let half = now / 2;
         let other = match flag {
@@ -147,7 +192,7 @@ pub fn serve(
         };
         (format!("--{flag} {half}"), term, costs, other)
     });
-    let levers = levers(prediction.total_bytes, others, then)?;
+    let levers = levers(prediction.total_bytes, others.chain(kinds), then)?;
     prediction.set_levers(levers);
     Ok(prediction)
 }
@@ -220,6 +265,33 @@ pub fn train(
     let levers = levers(total_bytes, others.into_iter(), then)?;
     prediction.set_levers(levers);
     Ok(prediction)
+}
+
+/// Bytes by account of every training that a page's sliders reach and this program runs: precision,
+/// recomputation, sequences at once and their length.
+pub(crate) fn train_lists(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+    (batches, lengths): (&[u64], &[u64]),
+) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
+    let mut lists = serde_json::Map::new();
+    for precision in [crate::Precision::Bf16, crate::Precision::F32] {
+        for recompute in Recompute::ALL {
+            for &batch in batches {
+                for &length in lengths {
+                    let other = TrainAsk { precision, recompute, batch, length, ..*ask };
+                    if !trains(architecture, &other) {
+                        continue;
+                    }
+                    let Ok(plan) = train_plan(architecture, &other) else { continue };
+                    let bytes: Vec<u64> = Account::ALL.map(|account| plan.of(account)).to_vec();
+                    let key = format!("{} {} {batch} {length}", precision.name(), recompute.name());
+                    lists.insert(key, bytes.into());
+                }
+            }
+        }
+    }
+    Ok(lists)
 }
 
 /// The lists of `autoreg train`.

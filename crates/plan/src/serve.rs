@@ -88,8 +88,8 @@ pub fn serve(architecture: &Architecture, ask: &ServeAsk) -> Result<Prediction, 
     plan.notes.extend(architecture.notes.iter().cloned());
     if let Some(window) = &config.sliding_window {
         plan.notes.push(format!(
-            "{} of {} layers keep their last {} positions only; this program keeps all of them: \
-             --by engine counts so",
+            "{} of {} layers see and keep their last {} positions only; this program keeps them in whole \
+             pages: --by engine counts so",
             window.layers.len(),
             config.num_hidden_layers,
             window.tokens

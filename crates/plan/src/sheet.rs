@@ -30,21 +30,29 @@ impl Sheet {
         engine: bool,
     ) -> Result<Sheet, Error> {
         let config = architecture.transformer()?;
-        let mut workspace = Vec::new();
-        let mut steps: Vec<u64> = (0..=8u32).map(|i| 1 << i).chain([ask.requests]).collect();
-        steps.sort_unstable();
-        steps.dedup();
-        for &requests in &steps {
-            let other = ServeAsk { requests, ..*ask };
-            let bytes = match engine {
-                true => {
-                    let list =
-                        running::serve_plan(architecture, &ServeAsk { context: 1, ..other })?;
-                    list.of(ledger::Account::Workspace)
-                }
-                false => running::step_workspace(architecture, &other)?,
-            };
-            workspace.push(json!([requests, bytes]));
+        let kinds = if engine { &running::KV_KINDS[..] } else { &NumberKind::ALL };
+        let mut workspace = serde_json::Map::new();
+        let mut rows = serde_json::Map::new();
+        let steps = powers(1, 256, ask.requests);
+        for &kv in kinds {
+            let mut of_kind = Vec::new();
+            for &requests in &steps {
+                let other = ServeAsk { requests, kv, ..*ask };
+                let bytes = match engine {
+                    true => {
+                        let list =
+                            running::serve_plan(architecture, &ServeAsk { context: 1, ..other })?;
+                        list.of(ledger::Account::Workspace)
+                    }
+                    false => running::step_workspace(architecture, &other)?,
+                };
+                of_kind.push(json!([requests, bytes]));
+            }
+            workspace.insert(kv.name().to_owned(), of_kind.into());
+            if engine {
+                let row = running::kv_row_bytes(architecture, kv)?;
+                rows.insert(kv.name().to_owned(), row.into());
+            }
         }
         let near = config.sliding_window.as_ref();
         let page_tokens = if engine { running::PAGE_TOKENS } else { 1 };
@@ -61,7 +69,8 @@ impl Sheet {
             "window": near.map_or(0, |w| w.tokens),
             "row": 2 * config.kv_heads() * config.head_size(),
             "near_pages": near.filter(|_| engine).map(reach), "step_tokens": ask.step_tokens,
-            "page_tokens": page_tokens,
+            "page_tokens": page_tokens, "kv_rows": rows,
+            "kv_kinds": kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>(),
             "workspace": workspace,
             "requests": ask.requests, "context": ask.context,
             "longest": ask.context.max(config.max_position_embeddings as u64),
@@ -71,7 +80,7 @@ impl Sheet {
         })))
     }
 
-    /// Of a training by formula.
+    /// Of a training: by the trainer's lists where this program runs it, else by formula.
     ///
     /// # Errors
     /// Numbers that make no training.
@@ -80,56 +89,90 @@ impl Sheet {
         ask: &TrainAsk,
         plan: &Prediction,
     ) -> Result<Sheet, Error> {
-        let config = architecture.transformer()?;
-        let units = architecture.units()?;
-        // A row's bytes and a pair of rows', from which any batch and length follow.
-        let one = |recompute, length| {
-            let ask = Activations {
-                sequences: 1,
-                length,
-                attention: ask.attention,
-                recompute,
-                dropout: ask.dropout,
-            };
-            ask.bytes(config)
+        let longest = architecture.config.context_limit().unwrap_or(1024) as u64;
+        let batches = powers(1, 256, ask.batch);
+        let lengths = powers(64, longest.max(ask.length), ask.length);
+        let lists = match architecture.runs_here {
+            true => running::train_lists(architecture, ask, (&batches, &lengths))?,
+            false => serde_json::Map::new(),
         };
-        let mut activations = Vec::new();
-        for recompute in Recompute::ALL {
-            let (one, two) = (one(recompute, 1)?, one(recompute, 2)?);
-            // a·T + b·T² at T = 1 and T = 2.
-            let square = |one: u64, two: u64| (two - 2 * one) / 2;
-            let (kept, live) = (square(one.0, two.0), square(one.1, two.1));
-            activations.push(json!({
-                "name": recompute.name(),
-                "kept": [one.0 - kept, kept], "live": [one.1 - live, live],
-            }));
-        }
-        let adapters = match ask.lora {
-            Some(rank) => Some(crate::lora_parameters(config, rank)?),
-            None => None,
-        };
-        let precision = |p: Precision| json!(StateBytes::new(p, ask.optimizer));
-        Ok(Sheet(json!({
+        let mut sheet = json!({
             "kind": "train", "model": plan.model, "parameters": plan.parameters,
-            "adapters": adapters,
-            "single": crate::train::single_moments(architecture, ask)?,
-            "units": {"largest": units.embedding.max(units.projection).max(units.layer), "layer": units.layer},
-            "precisions": {"bf16": precision(Precision::Bf16), "f32": precision(Precision::F32)},
-            "precision": if ask.precision == Precision::F32 { "f32" } else { "bf16" },
-            "activations": activations, "recompute": ask.recompute.name(),
-            "vocabulary": config.vocab_size, "chunk": crate::train::CHUNK_ROWS,
-            "whole": ask.logits == Logits::Whole, "bucket": crate::train::BUCKET_BYTES,
-            "batch": ask.batch, "length": ask.length,
-            "longest": ask.length.max(config.max_position_embeddings as u64),
+            "lists": lists, "accounts": ledger::Account::ALL.map(ledger::Account::name),
+            "runtime": plan.terms.of("runtime"),
+            "batches": batches, "lengths": lengths, "batch": ask.batch, "length": ask.length,
+            "recompute": ask.recompute.name(), "precision": ask.precision.name(),
             "zero": ask.layout.stage, "ranks": ask.layout.ranks,
             "budget": plan.budget_bytes, "terms": plan.terms, "total_bytes": plan.total_bytes,
-        })))
+        });
+        if let (Ok(_), Some(all)) = (architecture.transformer(), sheet.as_object_mut()) {
+            all.append(&mut formulas(architecture, ask)?);
+        }
+        Ok(Sheet(sheet))
     }
 
     /// Of anything else: bars, and nothing to slide.
     pub fn still(plan: &Prediction) -> Sheet {
         Sheet(json!({"kind": "still", "model": plan.model, "terms": plan.terms,
             "total_bytes": plan.total_bytes, "budget": plan.budget_bytes}))
+    }
+}
+
+/// Powers of two between two numbers, with one of one's own.
+fn powers(from: u64, to: u64, own: u64) -> Vec<u64> {
+    let doubled = std::iter::successors(Some(from), |n| n.checked_mul(2)).take_while(|&n| n <= to);
+    let mut all: Vec<u64> = doubled.chain([own]).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The numbers that the formulas of training need.
+fn formulas(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+) -> Result<serde_json::Map<String, Value>, Error> {
+    let config = architecture.transformer()?;
+    let units = architecture.units()?;
+    // A row's bytes and a pair of rows', from which any batch and length follow.
+    let one = |recompute, length| {
+        let ask = Activations {
+            sequences: 1,
+            length,
+            attention: ask.attention,
+            recompute,
+            dropout: ask.dropout,
+        };
+        ask.bytes(config)
+    };
+    let mut activations = Vec::new();
+    for recompute in Recompute::ALL {
+        let (one, two) = (one(recompute, 1)?, one(recompute, 2)?);
+        // a·T + b·T² at T = 1 and T = 2.
+        let square = |one: u64, two: u64| (two - 2 * one) / 2;
+        let (kept, live) = (square(one.0, two.0), square(one.1, two.1));
+        activations.push(json!({
+            "name": recompute.name(),
+            "kept": [one.0 - kept, kept], "live": [one.1 - live, live],
+        }));
+    }
+    let adapters = match ask.lora {
+        Some(rank) => Some(crate::lora_parameters(config, rank)?),
+        None => None,
+    };
+    let precision = |p: Precision| json!(StateBytes::new(p, ask.optimizer));
+    let values = json!({
+        "adapters": adapters,
+        "single": crate::train::single_moments(architecture, ask)?,
+        "units": {"largest": units.embedding.max(units.projection).max(units.layer), "layer": units.layer},
+        "precisions": {"bf16": precision(Precision::Bf16), "f32": precision(Precision::F32)},
+        "activations": activations,
+        "vocabulary": config.vocab_size, "chunk": crate::train::CHUNK_ROWS,
+        "whole": ask.logits == Logits::Whole, "bucket": crate::train::BUCKET_BYTES,
+    });
+    match values {
+        Value::Object(values) => Ok(values),
+        _ => Ok(serde_json::Map::new()),
     }
 }
 

@@ -1,11 +1,12 @@
 //! `autoreg plan fleet`.
 
 use super::steps::calibrate;
+use super::train::TrainArgs;
 use super::{against, machine};
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term;
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use engine::serving::Limits;
 use models::Model;
 use plan::fleet::{
@@ -27,6 +28,13 @@ enum RoutingName {
     Random,
 }
 
+/// What else is simulated.
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Steps of data-parallel training over ranks: `plan train` with --machine and --network
+    Train(Box<TrainArgs>),
+}
+
 /// Arguments of `plan fleet`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -34,6 +42,7 @@ Examples:
   autoreg plan fleet llama-3-8b --machine l4 --rate 4 --objective 1000,100 --price 0.8
   autoreg plan fleet models/smollm2-135m-q4_1.gguf --calibrate --clients 4 --prompt-tokens 128
   autoreg plan fleet qwen3-8b --machine h100-sxm --rate 20 --replicas 3 --routing least-busy
+  autoreg plan fleet train qwen3-8b --zero 3 --ranks 16 --machine h100-sxm --network 25GB --overlap
   autoreg bench serve http://127.0.0.1:8080 --clients 1,4,16 --json > seen.json; \
     autoreg plan fleet model.gguf --calibrate --against seen.json
 
@@ -41,9 +50,13 @@ Requests arrive, wait, are read in steps beside others and write their tokens, a
 says; only a step's time is modelled: by a roofline of --machine, or with --calibrate by steps of the model
 that are timed here first. Lengths are a number, a range like 64-512, or ~200 for an exponential
 distribution around 200.")]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct FleetArgs {
+    #[command(subcommand)]
+    what: Option<Other>,
     /// A published name, a config.json, a folder or a GGUF file
-    pub model: String,
+    #[arg(required = true)]
+    model: Option<String>,
     /// The machine of each server: a name of `autoreg plan machines`, a file of `autoreg doctor`, or
     /// `measured`
     #[arg(long, value_name = "NAME|FILE|measured", conflicts_with = "calibrate")]
@@ -109,6 +122,13 @@ pub struct FleetArgs {
     json: bool,
 }
 
+impl FleetArgs {
+    /// What is simulated.
+    pub fn model(&self) -> &str {
+        self.model.as_deref().unwrap_or_default()
+    }
+}
+
 /// Servers that an objective is tried with, at most.
 const MOST_REPLICAS: usize = 256;
 /// Tokens of the cache a sequence where nothing is said.
@@ -141,6 +161,14 @@ fn turnaround(text: &str) -> Result<f64, String> {
 
 /// Simulates as told.
 pub fn run(args: &FleetArgs) -> Result<(), CliError> {
+    if let Some(Other::Train(args)) = &args.what {
+        if !args.has_network() {
+            return Err(CliError::input(
+                "plan fleet train: give --machine and --network: steps are simulated on them",
+            ));
+        }
+        return super::train::run(args);
+    }
     let ask = ask(args);
     let (cost, timed): (Box<dyn StepCost>, Option<MeasuredSteps>) =
         match (&args.machine, args.calibrate) {
@@ -156,7 +184,7 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
             }
         };
     if let Some(path) = &args.against {
-        return against::run(&args.model, path, &ask, &*cost, args.json);
+        return against::run(args.model(), path, &ask, &*cost, args.json);
     }
     let needed = args
         .objective
@@ -173,7 +201,7 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
     });
     if args.json {
         let value = json!({
-            "model": args.model, "seen": seen, "steps": timed,
+            "model": args.model(), "seen": seen, "steps": timed,
             "replicas_needed": match &needed {
                 Some(Some(seen)) => Value::from(seen.replicas),
                 _ => Value::Null,
@@ -221,7 +249,7 @@ fn ask(args: &FleetArgs) -> FleetAsk {
 
 fn roofline(args: &FleetArgs, name: &str) -> Result<Roofline, CliError> {
     let machine = machine(name)?;
-    let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
+    let architecture = Architecture::open(args.model()).map_err(CliError::input)?;
     let parameters = architecture.parameters().map_err(CliError::input)?;
     let kept = architecture.runs_here && args.weights.is_none();
     let weights =
@@ -263,7 +291,7 @@ fn text(
     let _ = writeln!(
         out,
         "{}: {} requests on {}, {:.1} s\n",
-        args.model,
+        args.model(),
         seen.requests,
         servers(seen.replicas),
         seen.seconds

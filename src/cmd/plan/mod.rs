@@ -157,6 +157,7 @@ fn machines(args: &ListArgs) -> Result<(), CliError> {
 
 /// Reads a kind of numbers by name.
 fn kind(word: &str) -> Result<plan::NumberKind, String> {
+    let word = if word == "q8" { "q8_0" } else { word };
     plan::NumberKind::from_name(word).ok_or_else(|| {
         let names: Vec<&str> = plan::NumberKind::ALL.iter().map(|kind| kind.name()).collect();
         format!("choose one of {}", names.join(", "))

@@ -36,8 +36,7 @@ Examples:
 
 K/V a token is 2 x layers x K/V heads x head size x bytes: heads that share keys and values count
 once, and layers with a window keep no more than the window. A file of weights is counted by the lists
-that `autoreg serve` allocates by (f32 keys and values, all positions kept); a name or a config.json by
-formulas. Times are a roofline's: the longer of reading and computing.")]
+that `autoreg serve` allocates by, with --kv f32, f16 or q8; a name or a config.json by formulas. Times are a roofline's: the longer of reading and computing.")]
 pub struct ServeArgs {
     /// A published name, a config.json, a folder or a GGUF file
     model: String,
@@ -128,12 +127,15 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
     let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
     let engine = match args.by {
         Some(by) => by == By::Engine,
-        None => architecture.runs_here && args.weights.is_none() && args.kv.is_none(),
+        None => {
+            let keeps = args.kv.is_none_or(|kind| running::kv_kind(kind).is_some());
+            architecture.runs_here && args.weights.is_none() && keeps
+        }
     };
-    if engine && (args.weights.is_some() || args.kv.is_some()) {
+    if engine && args.weights.is_some() {
         return Err(CliError::input(
-            "--by engine: it counts weights as the file has them and K/V as f32; leave --weights and \
-             --kv away, or count with --by formula",
+            "--by engine: it counts weights as the file has them; leave --weights away, or count with \
+             --by formula",
         ));
     }
     let (usual, usual_kv) = match engine {

@@ -31,7 +31,7 @@ const DECODES: usize = 5;
 
 /// Times steps of the model on this machine.
 pub fn calibrate(args: &FleetArgs, asked: &Limits) -> Result<MeasuredSteps, CliError> {
-    let opened = Opened::open(Path::new(&args.model))?;
+    let opened = Opened::open(Path::new(args.model()))?;
     let SavedModel::Network(model) = opened.saved else {
         return Err(CliError::input("--calibrate: a model of counts has no steps to time"));
     };
