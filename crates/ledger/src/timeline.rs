@@ -157,10 +157,10 @@ fn thin(samples: &mut Vec<Sample>, stride: &mut usize, seen: &mut usize, sample:
     if samples.len() >= MOST {
         let mut at = 0;
         // The largest of all is what the breakdown is told of: it stays.
-        let largest = samples.iter().map(|s| s.process).max().unwrap_or(0);
-        samples.retain(|s| {
+        let largest = (0..samples.len()).max_by_key(|&i| samples[i].process);
+        samples.retain(|_| {
             at += 1;
-            at % 2 == 1 || s.process == largest
+            at % 2 == 1 || Some(at - 1) == largest
         });
         *stride *= 2;
     }

@@ -2,7 +2,7 @@
 
 use crate::serve::over;
 use crate::{Architecture, Error, Published, TrainAsk, both, train};
-use models::{ModelConfig, Recompute};
+use models::Recompute;
 use serde::Serialize;
 
 /// The largest n of 1..=limit that fits, where what is taken grows with n; none where 1 does not.
@@ -40,8 +40,7 @@ pub fn largest_published(
 ) -> Result<Option<(&'static str, u64, u64)>, Error> {
     let mut best: Option<(&'static str, u64, u64)> = None;
     for row in Published::all() {
-        let config = ModelConfig::Transformer(row.config());
-        let architecture = Architecture::of(row.name, config, false)?;
+        let architecture = row.architecture()?;
         let parameters = architecture.parameters()?;
         let bytes = match total(&architecture) {
             Ok(bytes) if bytes <= budget => bytes,
@@ -92,6 +91,7 @@ pub fn search(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Resul
     let stages = if ask.layout.ranks > 1 { 0..=3u8 } else { 0..=0 };
     let adapters: &[Option<u64>] = match ask.lora {
         Some(_) => &[ask.lora],
+        None if architecture.experts.is_some() => &[None],
         None => &[None, Some(16)],
     };
     let mut batches = vec![ask.batch];
