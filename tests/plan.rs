@@ -190,6 +190,19 @@ fn fewer_bits_are_advised_with_their_measured_cost_only() {
         .refused(2, &["different tokenizers"]);
     let lone = autoreg(&["diagnose", page, "--original", &original]);
     lone.refused(2, &["--instead", "--text"]);
+    // Keys and values in fewer bits, measured on the text, with and without a change that was made.
+    let pool = page.replace("small-batch", "small-pool");
+    let words = ["diagnose", &pool, "--original", &original, "--text", text.to_str().unwrap()];
+    let kv = json(&[&words[..], &["--kv", "q8"]].concat());
+    let lever = kv["levers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|l| l["change"].as_str().unwrap().contains("--kv q8"));
+    assert!(lever.unwrap()["costs"].as_str().unwrap().contains("nats a token"), "{kv}");
+    let both = json(&[&words[..], &["--kv", "q8", "--after", &pool]].concat());
+    assert!(number(&both["quality"]["divergence_nats"]) > 0.0, "{both}");
+    assert!(number(&both["perplexity"]["before"]) > 1.0);
 }
 
 #[test]

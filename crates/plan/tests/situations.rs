@@ -1,7 +1,9 @@
 //! Situations that were recorded by `scripts/record-situations`, each with its verdict.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use plan::diagnose::{Diagnosis, Evidence, Quality, compare, diagnose, diagnose_knowing};
+use plan::diagnose::{
+    Bits, Diagnosis, Evidence, Quality, compare, compare_knowing, diagnose, diagnose_knowing,
+};
 use std::path::{Path, PathBuf};
 
 fn path(name: &str) -> PathBuf {
@@ -52,6 +54,7 @@ fn a_small_batch() {
     assert!(fewer_bits.why.contains("on your own text"));
     // With its cost measured it is advised, cost beside gain.
     let quality = Quality {
+        bits: Bits::Weights,
         original: "big.gguf".to_owned(),
         instead: "small.gguf".to_owned(),
         text: "mine.txt".to_owned(),
@@ -79,7 +82,37 @@ fn a_small_batch() {
 
 #[test]
 fn a_small_pool() {
-    check("small-pool.prom", "K/V pool", "twice --kv-tokens", "more --max-sequences");
+    let found = check("small-pool.prom", "K/V pool", "twice --kv-tokens", "more --max-sequences");
+    let refused = found.refused.iter().find(|r| r.change == "K/V in fewer bits").unwrap();
+    assert!(refused.why.contains("on your own text"));
+    // Keys and values in fewer bits are advised with their cost, of the pool's bytes or its waits.
+    let quality = Quality {
+        bits: Bits::Kv,
+        original: "m.gguf".to_owned(),
+        instead: "m.gguf with --kv q8".to_owned(),
+        text: "mine.txt".to_owned(),
+        tokens: 1000,
+        perplexity: 20.0,
+        perplexity_instead: 20.1,
+        divergence_nats: 0.001,
+        same_best_share: 0.99,
+        bytes: 400,
+        bytes_instead: 100,
+    };
+    let recorded = evidence("small-pool.prom");
+    let knowing = diagnose_knowing(&recorded, Some(&quality)).unwrap();
+    let lever = knowing.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
+    let serving = recorded.serving.clone().unwrap();
+    assert_eq!(lever.gain_seconds, Some(serving.queue_s + serving.prefill_s));
+    let large = evidence("large-pool.ledger.json");
+    let knowing = diagnose_knowing(&large, Some(&quality)).unwrap();
+    let lever = knowing.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
+    assert_eq!(lever.gain_bytes, Some(large.terms.of("K/V cache") / 4 * 3));
+    // Beside a change that was made, quality stands with memory and time.
+    let both = compare_knowing(&recorded, &recorded, Some(quality)).unwrap();
+    let perplexity = both.perplexity.clone().unwrap();
+    assert_eq!((perplexity.before, perplexity.after), (20.0, 20.1));
+    assert!(both.verdict.contains("0.0010 nats") && both.text().contains("perplexity"));
 }
 
 #[test]

@@ -105,7 +105,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "WORD", value_parser = memory::asked, default_value = "none")]
     pub recompute: Asked,
     /// Memory that training may take, like 2GiB [default: what is free]
-    #[arg(long, value_name = "SIZE", value_parser = memory::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
     pub memory: Option<u64>,
     /// A model by name; or use --config
     #[arg(long, value_enum, conflicts_with = "config")]
