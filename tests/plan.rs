@@ -137,6 +137,11 @@ fn keys_stay() {
             assert!(!way["reason"].as_str().unwrap().is_empty());
         }
     }
+    // Where this program runs the training, what is found is by the same lists as the plan.
+    let words = ["plan", "train", "email-transformer", "--batch", "64", "--budget", "96MiB"];
+    let own = json(&words);
+    assert_eq!(own["fit"][0]["flags"], "--batch 64 --recompute none");
+    assert_eq!(own["fit"][0]["total_bytes"], own["total_bytes"]);
     let states =
         json(&["plan", "train", "7.5e9", "--as", "zero-paper", "--zero", "1", "--ranks", "64"]);
     assert_eq!(states["total_bytes"], 31_406_250_000u64);

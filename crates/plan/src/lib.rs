@@ -38,7 +38,7 @@ pub use machine::{Machine, Roofline, ServeTimes, TrainTimes, machines, serve_tim
 pub use published::{Published, names};
 pub use ranks::{MOST_RANKS, Network, RanksReport, simulate_ranks};
 pub use recorded::ledger_page;
-pub use search::{Candidate, Searched, fewest_ranks, largest_published, most, search};
+pub use search::{Candidate, Predict, Searched, fewest_ranks, largest_published, most, search};
 pub use serve::{ServeAsk, kv_bytes, serve};
 pub use sheet::{Sheet, page};
 pub use state::{Layout, Optimizer, Precision, StateBytes};

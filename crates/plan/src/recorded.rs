@@ -32,7 +32,7 @@ fn table(report: &Report) -> Markup {
     let reclaimed = |name: &str| if name == "mapped files" { " (can be reclaimed)" } else { "" };
     html! {
         section {
-            h2 { "Terms" }
+            h2 { "Terms, MiB" }
             div.scroll {
                 table {
                     thead { tr { th { "term" } th { "predicted" } th { "reserved" } th { "in use" } th { "now" } th { "at the peak" } } }
@@ -41,7 +41,7 @@ fn table(report: &Report) -> Markup {
                             tr {
                                 td { (row.term) (reclaimed(row.term)) }
                                 @for bytes in [row.predicted_bytes, row.peak_bytes, row.in_use_bytes,
-                                    row.current_bytes, row.resident_bytes] { td { (both(bytes)) } }
+                                    row.current_bytes, row.resident_bytes] { td { (format!("{:.1}", bytes as f64 / 1_048_576.0)) } }
                             }
                         }
                     }

@@ -349,7 +349,7 @@ fn qwen3_8b_on_hosts_of_24_gib() {
     let model = named("qwen3-8b");
     let ask = TrainAsk { recompute: Recompute::Layer, length: 1024, ..TrainAsk::default() };
     // States alone leave room from stage 3 on 8 hosts on.
-    assert_eq!(fewest_ranks(&model, &ask, budget).unwrap(), Some((8, 3)));
+    assert_eq!(fewest_ranks(&ask, budget, &|ask| plan::train(&model, ask)).unwrap(), Some((8, 3)));
     let on = |stage, ranks| {
         let ask = TrainAsk { layout: Layout { stage, ranks }, ..ask };
         train(&model, &ask).unwrap().total_bytes <= budget

@@ -10,8 +10,8 @@ use models::{ModelConfig, Recompute};
 use plan::running::{self, Runtime};
 use plan::{
     Architecture, Attention, Candidate, Layout, Logits, Machine, Network, Optimizer, Precision,
-    Prediction, RanksReport, Searched, Sheet, StateBytes, Tool, ToolAsk, TrainAsk, TrainTimes,
-    both, fewest_ranks, largest_published, most, search, simulate_ranks, train_times,
+    Predict, Prediction, RanksReport, Searched, Sheet, StateBytes, Tool, ToolAsk, TrainAsk,
+    TrainTimes, both, fewest_ranks, largest_published, most, search, simulate_ranks, train_times,
 };
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -218,15 +218,19 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let Some(tool) = args.tool {
         return as_tool(args, tool, &architecture, &ask);
     }
-    let engine = architecture.runs_here && running::trains(&architecture, &ask);
-    let plan = match engine {
-        true => running::train(&architecture, &ask, program(args)?),
-        false => plan::train(&architecture, &ask),
+    let runtime = match architecture.runs_here {
+        true => program(args)?,
+        false => Runtime::default(),
     };
-    let plan = plan.map_err(CliError::input)?;
+    let predict =
+        |ask: &TrainAsk| match architecture.runs_here && running::trains(&architecture, ask) {
+            true => running::train(&architecture, ask, runtime),
+            false => plan::train(&architecture, ask),
+        };
+    let plan = predict(&ask).map_err(CliError::input)?;
     let is_transformer = matches!(architecture.config, ModelConfig::Transformer(_));
     let found = match ask.budget {
-        Some(budget) if is_transformer => Some(Found::of(&architecture, &ask, budget)?),
+        Some(budget) if is_transformer => Some(Found::of(&architecture, &ask, budget, &predict)?),
         _ => None,
     };
     let sent = plan.communication_bytes_per_step.unwrap_or(0);
@@ -315,14 +319,19 @@ struct Found {
 }
 
 impl Found {
-    fn of(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Result<Found, CliError> {
-        let total = |ask: TrainAsk| plan::train(architecture, &ask).map(|plan| plan.total_bytes);
+    fn of(
+        architecture: &Architecture,
+        ask: &TrainAsk,
+        budget: u64,
+        predict: &Predict<'_>,
+    ) -> Result<Found, CliError> {
+        let total = |ask: TrainAsk| predict(&ask).map(|plan| plan.total_bytes);
         let limit = architecture.config.context_limit().map_or(1 << 22, |n| n as u64);
         let other = |model: &Architecture| plan::train(model, ask).map(|plan| plan.total_bytes);
         let all = || -> Result<Found, plan::Error> {
             Ok(Found {
-                searched: search(architecture, ask, budget)?,
-                ranks: fewest_ranks(architecture, ask, budget)?,
+                searched: search(architecture, ask, budget, predict)?,
+                ranks: fewest_ranks(ask, budget, predict)?,
                 length: most(limit, budget, |length| total(TrainAsk { length, ..*ask }))?,
                 batch: most(1 << 20, budget, |batch| total(TrainAsk { batch, ..*ask }))?,
                 model: largest_published(budget, other)?,
