@@ -77,6 +77,20 @@ fn a_real_model_is_predicted_and_the_file_it_was_read_from_is_told_apart() {
 }
 
 #[test]
+fn training_tells_its_bytes_in_the_run_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let words = ["train", "--data", common::data(), "--model", "transformer", "--max-steps", "3"];
+    let ran =
+        works(&[&words[..], &["--quiet", "--ledger", "--out", out.to_str().unwrap()]].concat());
+    assert!(ran.out.contains("unexplained"), "{}", ran.out);
+    let found = check(&out, &["weights", "gradients", "optimizer", "activations", "data"]);
+    let marks = found["timeline"]["marks"].as_array().unwrap();
+    assert!(marks.iter().any(|mark| mark["what"].as_str().unwrap().contains("evaluation")));
+    works(&["diagnose", out.to_str().unwrap()]);
+}
+
+#[test]
 fn serving_tells_its_bytes_when_it_ends() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&fixture("llama"), &[&flag(dir.path())]);

@@ -108,6 +108,35 @@ fn serving_takes_what_was_predicted() {
     assert_eq!(found["terms"][0]["name"], "weights");
 }
 
+/// Bytes of every term of a server are those of the plan, however it keeps keys and values and whoever
+/// guesses ahead.
+#[test]
+fn a_server_of_every_kind_allocates_its_plan() {
+    let (model, draft) = (fixture("mistral"), fixture("llama"));
+    for (own, more) in [
+        (&model, &["--kv", "q8"][..]),
+        (&model, &["--kv", "f16", "--page-tokens", "8", "--draft-tokens", "3"]),
+        (&draft, &["--draft", &draft, "--kv", "q8"]),
+    ] {
+        let both = [more, &["--threads", "2", "--step-tokens", "64"]].concat();
+        let words = ["plan", "serve", own, "--context", "48", "--requests", "3"];
+        let plan = json(&[&words[..], &both].concat());
+        let server = Server::start(
+            own,
+            &[&["--kv-tokens", "144", "--max-sequences", "3"][..], &both].concat(),
+        );
+        let ledger = server.get("/ledger").json();
+        let rows = ledger["terms"].as_array().unwrap();
+        for row in
+            rows.iter().filter(|row| row["name"] != "runtime" && row["name"] != "mapped files")
+        {
+            let of = |term: &&Value| term["name"] == row["name"];
+            let term = plan["terms"].as_array().unwrap().iter().find(of);
+            assert_eq!(term.unwrap()["bytes"], row["bytes"], "{more:?}: {row}");
+        }
+    }
+}
+
 #[test]
 fn keys_stay() {
     let plan = json(&["plan", "serve", "qwen3-8b", "--budget", "48GiB", "--machine", "rtx-4090"]);

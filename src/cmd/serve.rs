@@ -11,6 +11,7 @@ use clap::Args;
 use engine::serving::{CountExecutor, Draft, Engine, Executor, Limits, NetworkExecutor, spawn};
 use ledger::Plan;
 use models::{Model, ModelConfig};
+use plan::running;
 use server::{App, Guesser, Metrics, Options, Served, Tls};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -194,30 +195,6 @@ pub struct Ready {
     pub context: Option<usize>,
 }
 
-/// What running a model will allocate, weights included.
-pub fn plan(saved: &SavedModel, limits: &Limits, threads: usize) -> Result<Plan, CliError> {
-    let config = &saved.config();
-    let mut plan = Plan::default();
-    if let SavedModel::Network(_) = saved {
-        plan.extend(Model::plan(config).map_err(CliError::failed)?);
-        plan.extend(NetworkExecutor::plan(config, limits, threads).map_err(engine_error)?);
-    }
-    plan.extend(Engine::plan(config.vocab_size(), limits));
-    Ok(plan)
-}
-
-/// The same for a model that guesses.
-fn plan_draft(saved: &SavedModel, limits: &Limits, threads: usize) -> Result<Plan, CliError> {
-    let config = &saved.config();
-    let mut plan = Plan::default();
-    if let SavedModel::Network(_) = saved {
-        plan.extend(Model::plan(config).map_err(CliError::failed)?);
-        plan.extend(NetworkExecutor::plan(config, limits, threads).map_err(engine_error)?);
-    }
-    plan.extend(Draft::plan(config.vocab_size(), limits));
-    Ok(plan)
-}
-
 /// A saved model to be run by steps.
 pub enum Shared {
     /// A network.
@@ -272,12 +249,14 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let guessing = guesser.as_ref().map(|guesser| guesser.saved.config());
     let (limits, why) = args.batching.limits(&saved.config(), guessing.as_ref())?;
     let team = team(args.batching.threads)?;
-    let mut plan = plan(&saved, &limits, team.threads())?;
+    let mut plan = running::serving_lists(&saved.config(), &limits, team.threads())
+        .map_err(CliError::failed)?;
     let without_window = Limits { window: None, ..limits };
     let guesser = match guesser {
         None => None,
         Some(opened) => {
-            let own = plan_draft(&opened.saved, &without_window, team.threads())?;
+            let own = running::draft_lists(&opened.saved.config(), &limits, team.threads())
+                .map_err(CliError::failed)?;
             let told = Guesser {
                 name: name_of(&opened.dir),
                 digest: opened.digest()?,

@@ -380,7 +380,7 @@ mod tests {
             kv: NumberKind::Bf16,
             step_tokens: 256,
             threads: 1,
-            budget: None,
+            ..ServeAsk::default()
         }
     }
 

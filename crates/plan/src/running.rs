@@ -1,14 +1,11 @@
 //! Predictions by the lists that allocate: what `autoreg serve` and `autoreg train` will take.
 
 use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
-use engine::serving::{Engine, Limits, NetworkExecutor};
+use engine::serving::{Draft, Engine, Limits, NetworkExecutor};
 use kernels::KvKind;
 use ledger::{Account, Plan};
 use models::{KvPages, LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
 use train::{BatchShape, OptimizerKind, Recipe, TrainConfig, Trainer};
-
-/// Tokens of a page of K/V, as `autoreg serve` has them unless told otherwise.
-pub const PAGE_TOKENS: u64 = 16;
 
 /// What a process of this program takes beside its lists.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,16 +24,16 @@ fn size(what: &'static str, n: u64) -> Result<usize, Error> {
 /// Sizes that do not fit into 64 bits.
 pub fn limits(architecture: &Architecture, ask: &ServeAsk) -> Result<Limits, Error> {
     let what = "the K/V cache";
-    let pages = ask.context.div_ceil(PAGE_TOKENS);
+    let pages = ask.context.div_ceil(ask.page_tokens);
     let pages = pages.checked_mul(ask.requests).ok_or(Error::Overflow { what })?;
     let (sequences, step) = (size(what, ask.requests)?, size(what, ask.step_tokens)?);
     Ok(Limits {
         pages: size(what, pages)?,
-        page_tokens: PAGE_TOKENS as usize,
+        page_tokens: size(what, ask.page_tokens)?,
         step_tokens: step.max(sequences),
         sequences,
         shares: NetworkExecutor::shares(&architecture.config),
-        drafts: 0,
+        drafts: size(what, ask.drafts)?,
         window: architecture.config.window(),
     })
 }
@@ -79,16 +76,43 @@ pub fn serve_plan(architecture: &Architecture, ask: &ServeAsk) -> Result<Plan, E
     if let ModelConfig::Transformer(c) = config {
         // The engine's lists multiply without a check.
         let (requests, kind) = (ask.requests, crate::NumberKind::F32);
-        let context = ask.context.checked_next_multiple_of(PAGE_TOKENS);
+        let context = ask.context.checked_next_multiple_of(ask.page_tokens);
         let context = context.ok_or(Error::Overflow { what: "the K/V cache" })?;
         let all = models::TransformerConfig { sliding_window: None, ..c.clone() };
         crate::kv_bytes(&all, context, requests, kind)?;
     }
     let limits = limits(architecture, ask)?;
-    let threads = size("--threads", ask.threads)?;
-    let mut plan = Model::plan(config).map_err(|e| architecture.error(e))?;
-    plan.extend(NetworkExecutor::plan(config, &limits, threads)?);
-    plan.extend(Engine::plan(config.vocab_size(), &limits));
+    serving_lists(config, &limits, size("--threads", ask.threads)?)
+}
+
+/// What `autoreg serve` allocates for a network: weights, buffers of a step, pages, logits.
+///
+/// # Errors
+/// Numbers that make no network.
+pub fn serving_lists(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
+    let mut plan = network_lists(config, limits, threads)?;
+    plan.extend(Engine::plan(config.vocab_size(), limits));
+    Ok(plan)
+}
+
+/// The same of a network that guesses ahead for another: it has no pages of windows apart.
+///
+/// # Errors
+/// Numbers that make no network.
+pub fn draft_lists(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
+    let limits = Limits { window: None, ..*limits };
+    let mut plan = network_lists(config, &limits, threads)?;
+    plan.extend(Draft::plan(config.vocab_size(), &limits));
+    Ok(plan)
+}
+
+fn network_lists(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
+    let model = |source| Error::Model { name: config.kind().to_owned(), source };
+    let mut plan = Plan::default();
+    if !matches!(config, ModelConfig::Ngram(_)) {
+        plan.extend(Model::plan(config).map_err(model)?);
+        plan.extend(NetworkExecutor::plan(config, limits, threads)?);
+    }
     Ok(plan)
 }
 
@@ -125,10 +149,26 @@ pub(crate) fn kv_row_bytes(
 ) -> Result<u64, Error> {
     let config = keeping(architecture, kind)?;
     let layers = architecture.transformer()?.num_hidden_layers.max(1) as u64;
-    let page_tokens = PAGE_TOKENS as usize;
-    let pages = KvPages { pages: 1, near: 1, page_tokens };
+    // A page that holds whole tiles of keys: its bytes a position are those of every page.
+    const TOKENS: usize = 1024;
+    let pages = KvPages { pages: 1, near: 1, page_tokens: TOKENS };
     let ModelConfig::Transformer(c) = &config else { return Ok(0) };
-    Ok(models::KvPool::plan(c, pages).total() / layers / PAGE_TOKENS)
+    Ok(models::KvPool::plan(c, pages).total() / layers / TOKENS as u64)
+}
+
+/// The lists of a model and of one that guesses for it.
+fn with_draft(
+    architecture: &Architecture,
+    ask: &ServeAsk,
+    draft: Option<&Architecture>,
+) -> Result<Plan, Error> {
+    let mut plan = serve_plan(architecture, ask)?;
+    if let Some(draft) = draft {
+        let limits = limits(architecture, ask)?;
+        let threads = size("--threads", ask.threads)?;
+        plan.extend(draft_lists(&keeping(draft, ask.kv)?, &limits, threads)?);
+    }
+    Ok(plan)
 }
 
 /// Serving a model with this program, once all pages are in use.
@@ -139,9 +179,10 @@ pub fn serve(
     architecture: &Architecture,
     ask: &ServeAsk,
     runtime: Runtime,
+    draft: Option<&Architecture>,
 ) -> Result<Prediction, Error> {
     ask.check()?;
-    let plan = serve_plan(architecture, ask)?;
+    let plan = with_draft(architecture, ask, draft)?;
     let mut terms = Terms::of_plan(&plan);
     terms.add("runtime", runtime.bytes);
     let model = (&architecture.name[..], architecture.parameters()?);
@@ -170,7 +211,7 @@ pub fn serve(
     }
     prediction.notes.extend(architecture.notes.iter().cloned());
     let then = |other: ServeAsk| {
-        let plan = serve_plan(architecture, &other)?;
+        let plan = with_draft(architecture, &other, draft)?;
         Ok(plan.total() + runtime.bytes)
     };
     let others = [

@@ -55,7 +55,7 @@ impl Sheet {
             }
         }
         let near = config.sliding_window.as_ref();
-        let page_tokens = if engine { running::PAGE_TOKENS } else { 1 };
+        let page_tokens = if engine { ask.page_tokens } else { 1 };
         // Pages that a sequence may hold of layers with a window, one for what it shares.
         let reach =
             |w: &models::SlidingWindow| models::near_reach(w.tokens, 0, page_tokens as usize) + 1;

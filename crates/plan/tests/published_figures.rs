@@ -528,7 +528,7 @@ fn mixtures_have_all_their_experts() {
         kv: plan::NumberKind::Bf16,
         step_tokens: 256,
         threads: 1,
-        budget: None,
+        ..plan::ServeAsk::default()
     };
     let one = plan::serve_times(&model, &ask(1), bytes, &machine).unwrap().token_s;
     let many = plan::serve_times(&model, &ask(64), bytes, &machine).unwrap().token_s;

@@ -145,6 +145,24 @@ fn a_slow_network() {
 }
 
 #[test]
+fn a_slow_disk() {
+    let line = |step: u64| {
+        let s = step as f64;
+        format!(
+            r#"{{"step": {step}, "seconds": {}, "data_seconds": {}, "tokens": {}}}"#,
+            2.0 * s,
+            1.2 * s,
+            100 * step
+        )
+    };
+    let log = format!("{}\n{}\n", line(1), line(10));
+    let found = diagnose(&Evidence::of_text("metrics.jsonl", &log).unwrap()).unwrap();
+    assert_eq!(found.limiting_term, "data loading");
+    assert!((found.levers[0].gain_seconds.unwrap() - 1.2).abs() < 1e-9, "{:?}", found.levers);
+    assert!(found.refused.iter().any(|r| r.change.contains("precision")));
+}
+
+#[test]
 fn a_longer_prompt_takes_keys_and_values_not_weights_and_not_gradients() {
     let (short, long) = (evidence("prompt-short.json"), evidence("prompt-long.json"));
     let found = compare(&short, &long).unwrap();

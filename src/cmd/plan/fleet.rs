@@ -13,7 +13,7 @@ use plan::fleet::{
     Arrivals, FleetAsk, FleetReport, Lengths, MeasuredSteps, Objective, Routing, Spread, StepCost,
     fewest_replicas, simulate,
 };
-use plan::{Architecture, NumberKind, Roofline, ServeAsk, running};
+use plan::{Architecture, NumberKind, Roofline, ServeAsk};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -216,7 +216,7 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
 }
 
 fn ask(args: &FleetArgs) -> FleetAsk {
-    let page_tokens = running::PAGE_TOKENS as usize;
+    let page_tokens = ServeAsk::default().page_tokens as usize;
     let sequences = usize::from(args.max_sequences.max(1));
     let tokens = args.kv_tokens.unwrap_or(TOKENS_A_SEQUENCE * sequences);
     FleetAsk {
@@ -261,7 +261,7 @@ fn roofline(args: &FleetArgs, name: &str) -> Result<Roofline, CliError> {
         kv: if kept { NumberKind::F32 } else { NumberKind::Bf16 },
         step_tokens: args.step_tokens.into(),
         threads: 1,
-        budget: None,
+        ..ServeAsk::default()
     };
     let bytes = match kept {
         true => {

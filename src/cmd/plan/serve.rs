@@ -1,6 +1,7 @@
 //! `autoreg plan serve`.
 
 use super::{Common, kind, seconds, write_page};
+use crate::cmd::draft::USUAL_DRAFTS;
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
@@ -60,6 +61,15 @@ pub struct ServeArgs {
     /// Workers [default: the processors this process may use]
     #[arg(long, value_name = "N")]
     threads: Option<u64>,
+    /// Tokens of a page of K/V, counted by the engine's lists
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    page_tokens: u64,
+    /// A smaller model that guesses ahead, counted by the engine's lists: its weights, buffers and pages
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<String>,
+    /// Tokens guessed ahead of each sequence [default: 5 with --draft, else 0]
+    #[arg(long, value_name = "N")]
+    draft_tokens: Option<u64>,
     /// What bytes are counted by [default: engine for files of weights, else formula]
     #[arg(long, value_enum)]
     by: Option<By>,
@@ -76,12 +86,13 @@ struct Case {
     ask: ServeAsk,
     engine: bool,
     runtime: Runtime,
+    draft: Option<Architecture>,
 }
 
 impl Case {
     fn predict(&self, ask: &ServeAsk) -> Result<Prediction, Error> {
         match self.engine {
-            true => running::serve(&self.architecture, ask, self.runtime),
+            true => running::serve(&self.architecture, ask, self.runtime, self.draft.as_ref()),
             false => plan::serve(&self.architecture, ask),
         }
     }
@@ -144,8 +155,18 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
     };
     let limit = architecture.config.context_limit().map_or(CONTEXT, |limit| limit as u64);
     let threads = args.threads.unwrap_or_else(|| Team::available() as u64);
-    let runtime = Runtime { bytes: program + architecture.opened_bytes };
+    let draft = args.draft.as_deref().map(Architecture::open).transpose();
+    let draft = draft.map_err(CliError::input)?;
+    if draft.as_ref().is_some_and(|draft| !engine || !draft.runs_here) {
+        return Err(CliError::input(
+            "--draft: counted by the engine's lists only; give files of weights for both models",
+        ));
+    }
+    let usual_drafts = if draft.is_some() { u64::from(USUAL_DRAFTS) } else { 0 };
+    let opened = architecture.opened_bytes + draft.as_ref().map_or(0, |draft| draft.opened_bytes);
+    let runtime = Runtime { bytes: program + opened };
     Ok(Case {
+        draft,
         ask: ServeAsk {
             context: args.context.unwrap_or(CONTEXT.min(limit)),
             requests: args.requests,
@@ -153,6 +174,8 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
             kv: args.kv.unwrap_or(usual_kv),
             step_tokens: args.step_tokens,
             threads,
+            page_tokens: args.page_tokens,
+            drafts: args.draft_tokens.unwrap_or(usual_drafts),
             budget: None,
         },
         architecture,
