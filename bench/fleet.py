@@ -85,7 +85,8 @@ def rounds(arguments):
                 measured(arguments, path)
                 rows = compared(arguments, path)
             seen.append((busy.others, rows))
-            print(f"others took {100 * busy.others:.0f} % of the processors", file=sys.stderr)
+            ratios = ", ".join(f"{row[key]['ratio']:.2f}" for row in rows for _, key in FIGURES)
+            print(f"others took {100 * busy.others:.0f} % of the processors; ratios {ratios}", file=sys.stderr)
             if sum(others <= arguments.others for others, _ in seen) >= arguments.rounds:
                 break
     return sorted(seen, key=lambda one: one[0])[:arguments.rounds]

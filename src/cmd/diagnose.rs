@@ -6,8 +6,9 @@ use crate::error::CliError;
 use crate::term;
 use clap::Args;
 use engine::serving::NetworkExecutor;
-use plan::diagnose::{Bits, Diagnosis, Evidence, Quality, compare_knowing, diagnose_knowing};
-use plan::{Prediction, Sheet};
+use plan::diagnose::{
+    Bits, Evidence, Quality, compare_knowing, comparison_page, diagnose_knowing, diagnosis_page,
+};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -79,19 +80,19 @@ pub fn run(args: &DiagnoseArgs) -> Result<(), CliError> {
         (Some(original), Some(text)) => Some(weighed(args, original, text)?),
         _ => None,
     };
-    let (text, value, found) = match &args.after {
+    let (text, value, page) = match &args.after {
         None => {
             let found = diagnose_knowing(&evidence, quality.as_ref()).map_err(CliError::input)?;
-            (found.text(), json(&found)?, Some(found))
+            (found.text(), json(&found)?, diagnosis_page(&evidence, &found))
         }
         Some(after) => {
             let after = open(after, key)?;
             let found = compare_knowing(&evidence, &after, quality).map_err(CliError::input)?;
-            (found.text(), json(&found)?, None)
+            (found.text(), json(&found)?, comparison_page(&found))
         }
     };
     if let Some(path) = &args.html {
-        write_page(path, &evidence, found.as_ref(), &text)?;
+        write_page(path, &page)?;
     }
     term::print(if args.json { &value } else { &text });
     Ok(())
@@ -142,20 +143,7 @@ fn bytes(opened: &Opened) -> u64 {
     }
 }
 
-fn write_page(
-    path: &Path,
-    evidence: &Evidence,
-    found: Option<&Diagnosis>,
-    text: &str,
-) -> Result<(), CliError> {
-    let name = (&evidence.source[..], 0);
-    let terms = evidence.terms.clone();
-    let mut shown =
-        Prediction::new(name, "what was measured", terms, None).map_err(CliError::input)?;
-    if let Some(found) = found {
-        shown.notes.push(format!("limiting: {}; {}", found.limiting_term, found.verdict));
-    }
-    let page = plan::page(&shown, &Sheet::still(&shown), &format!("\n{text}"));
+fn write_page(path: &Path, page: &str) -> Result<(), CliError> {
     formats::replace_file(path, |file| file.write_all(page.as_bytes())).map_err(|e| {
         CliError::input(format!("--html {}: {e}{}", path.display(), formats::hint(&e)))
     })

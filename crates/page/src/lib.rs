@@ -4,7 +4,9 @@
 mod areas;
 mod frame;
 mod lines;
+mod stack;
 
 pub use areas::{Areas, COLOURS, Layer};
 pub use frame::{Data, Frame};
 pub use lines::{separated, wrapped};
+pub use stack::{Stack, stacks};

@@ -2,7 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use plan::diagnose::{
-    Bits, Diagnosis, Evidence, Quality, compare, compare_knowing, diagnose, diagnose_knowing,
+    Bits, Diagnosis, Evidence, Quality, compare, compare_knowing, comparison_page, diagnose,
+    diagnose_knowing, diagnosis_page,
 };
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,9 @@ fn check(name: &str, limiting: &str, first: &str, refused: &str) -> Diagnosis {
         let lever = &found.levers[i];
         lever.gain_seconds.unwrap_or_else(|| lever.gain_bytes.unwrap() as f64)
     };
+    let page = diagnosis_page(&evidence(name), &found);
+    assert!(page.contains("What would not help") && !page.contains("<script"), "{page}");
+    assert_eq!(page.contains("Where the bytes are"), found.total_bytes > 0);
     assert!((1..found.levers.len()).all(|i| gain(i - 1) >= gain(i) && gain(i) > 0.0));
     assert!(found.text().lines().all(|line| line.chars().count() <= 80), "{}", found.text());
     found
@@ -188,6 +192,8 @@ fn times_add_up_and_the_change_is_judged() {
     let sum: f64 = found.milliseconds.iter().map(|c| c.difference).sum();
     let total = found.total_ms.clone().unwrap();
     assert!((sum - total.difference).abs() < 1e-6 * total.before);
+    let page = comparison_page(&found);
+    assert!(page.contains("The change worked") && page.matches("<svg").count() >= 2, "{page}");
     let back = compare(&after, &before).unwrap();
     assert_eq!(back.worked, Some(true), "decode is what limited: {}", back.verdict);
     let same = compare(&before, &before).unwrap();

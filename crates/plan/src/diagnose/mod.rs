@@ -8,11 +8,13 @@
 mod compare;
 mod evidence;
 mod memory;
+mod page;
 mod prometheus;
 mod time;
 
 pub use compare::{Change, Comparison, compare, compare_knowing};
 pub use evidence::{Evidence, Serving, Training};
+pub use page::{comparison_page, diagnosis_page};
 
 use crate::term::Terms;
 use serde::Serialize;
@@ -289,7 +291,7 @@ impl Diagnosis {
                 (Some(seconds), _) => format!("at most {} less", ms(seconds)),
                 (None, bytes) => format!("{} less", crate::both(bytes.unwrap_or(0))),
             };
-            let _ = writeln!(out, "  {}", lever.change);
+            out += &crate::wrapped("  ", &lever.change);
             out += &crate::wrapped("      ", &format!("gain: {gain}; costs: {}", lever.costs));
             out += &crate::wrapped("      ", &format!("recheck: {}", lever.recheck));
         }
