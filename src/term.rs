@@ -4,7 +4,7 @@
 //! one plain line an interval.
 
 use indicatif::{ProgressBar, ProgressStyle};
-pub use plan::separated as thousands;
+pub use page::separated as thousands;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};

@@ -18,10 +18,10 @@ fn memory_is_what_was_predicted_and_a_parameter_takes_18_bytes() {
     let row = &measured["rows"][0];
     let parameters = number(&row["parameters"]);
     let mut seen = 0;
-    for term in row["ledger"]["rows"].as_array().unwrap() {
-        let (predicted, found) = (&term["predicted_bytes"], number(&term["measured_bytes"]));
+    for term in row["ledger"]["terms"].as_array().unwrap() {
+        let (predicted, found) = (&term["predicted_bytes"], number(&term["bytes"]));
         assert_eq!(number(predicted), found, "{term}");
-        let each = match term["term"].as_str().unwrap() {
+        let each = match term["name"].as_str().unwrap() {
             "weights" => 2.0,
             "master weights" | "gradients" => 4.0,
             "optimizer" => 8.0,

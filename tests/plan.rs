@@ -94,10 +94,10 @@ fn serving_takes_what_was_predicted() {
     near(number(&plan["total_bytes"]), status(server.pid(), "VmRSS"));
     let ledger = server.get("/ledger").json();
     for term in ledger["terms"].as_array().unwrap() {
-        let of = |row: &&Value| row["name"] == term["term"];
+        let of = |row: &&Value| row["name"] == term["name"];
         let own = plan["terms"].as_array().unwrap().iter().find(of).unwrap();
-        if term["term"] != "runtime" {
-            assert_eq!(own["bytes"], term["measured_bytes"], "{term}");
+        if term["name"] != "runtime" {
+            assert_eq!(own["bytes"], term["bytes"], "{term}");
         }
     }
     // And the live server's figures are read.
@@ -106,6 +106,35 @@ fn serving_takes_what_was_predicted() {
     let limiting = found["limiting_term"].as_str().unwrap();
     assert!(["queue", "prefill compute"].contains(&limiting), "{found}");
     assert_eq!(found["terms"][0]["name"], "weights");
+}
+
+/// Bytes of every term of a server are those of the plan, however it keeps keys and values and whoever
+/// guesses ahead.
+#[test]
+fn a_server_of_every_kind_allocates_its_plan() {
+    let (model, draft) = (fixture("mistral"), fixture("llama"));
+    for (own, more) in [
+        (&model, &["--kv", "q8"][..]),
+        (&model, &["--kv", "f16", "--page-tokens", "8", "--draft-tokens", "3"]),
+        (&draft, &["--draft", &draft, "--kv", "q8"]),
+    ] {
+        let both = [more, &["--threads", "2", "--step-tokens", "64"]].concat();
+        let words = ["plan", "serve", own, "--context", "48", "--requests", "3"];
+        let plan = json(&[&words[..], &both].concat());
+        let server = Server::start(
+            own,
+            &[&["--kv-tokens", "144", "--max-sequences", "3"][..], &both].concat(),
+        );
+        let ledger = server.get("/ledger").json();
+        let rows = ledger["terms"].as_array().unwrap();
+        for row in
+            rows.iter().filter(|row| row["name"] != "runtime" && row["name"] != "mapped files")
+        {
+            let of = |term: &&Value| term["name"] == row["name"];
+            let term = plan["terms"].as_array().unwrap().iter().find(of);
+            assert_eq!(term.unwrap()["bytes"], row["bytes"], "{more:?}: {row}");
+        }
+    }
 }
 
 #[test]
@@ -137,6 +166,11 @@ fn keys_stay() {
             assert!(!way["reason"].as_str().unwrap().is_empty());
         }
     }
+    // Where this program runs the training, what is found is by the same lists as the plan.
+    let words = ["plan", "train", "email-transformer", "--batch", "64", "--budget", "96MiB"];
+    let own = json(&words);
+    assert_eq!(own["fit"][0]["flags"], "--batch 64 --recompute none");
+    assert_eq!(own["fit"][0]["total_bytes"], own["total_bytes"]);
     let states =
         json(&["plan", "train", "7.5e9", "--as", "zero-paper", "--zero", "1", "--ranks", "64"]);
     assert_eq!(states["total_bytes"], 31_406_250_000u64);
@@ -190,6 +224,19 @@ fn fewer_bits_are_advised_with_their_measured_cost_only() {
         .refused(2, &["different tokenizers"]);
     let lone = autoreg(&["diagnose", page, "--original", &original]);
     lone.refused(2, &["--instead", "--text"]);
+    // Keys and values in fewer bits, measured on the text, with and without a change that was made.
+    let pool = page.replace("small-batch", "small-pool");
+    let words = ["diagnose", &pool, "--original", &original, "--text", text.to_str().unwrap()];
+    let kv = json(&[&words[..], &["--kv", "q8"]].concat());
+    let lever = kv["levers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|l| l["change"].as_str().unwrap().contains("--kv q8"));
+    assert!(lever.unwrap()["costs"].as_str().unwrap().contains("nats a token"), "{kv}");
+    let both = json(&[&words[..], &["--kv", "q8", "--after", &pool]].concat());
+    assert!(number(&both["quality"]["divergence_nats"]) > 0.0, "{both}");
+    assert!(number(&both["perplexity"]["before"]) > 1.0);
 }
 
 #[test]
@@ -234,6 +281,51 @@ fn a_fleet_is_as_large_as_its_objective_needs() {
 }
 
 #[test]
+fn training_steps_over_ranks_are_simulated() {
+    let base = "plan fleet train qwen3-8b --zero 3 --ranks 8 --machine h100-sxm --network 25GB";
+    let words: Vec<&str> = base.split(' ').collect();
+    let found = json(&words);
+    let rows = found["steps_over_ranks"].as_array().unwrap();
+    let of = |i: usize, key: &str| number(&rows[i][key]);
+    assert_eq!(rows.iter().map(|r| number(&r["ranks"])).collect::<Vec<_>>(), [1.0, 2.0, 4.0, 8.0]);
+    assert_eq!((of(0, "network_ms"), of(0, "efficiency")), (0.0, 1.0));
+    // Communication as counted, at so many bytes a second; latency comes on top.
+    let sent = number(&found["communication_bytes_per_step"]) / 25e9 * 1e3;
+    assert!(of(3, "network_ms") >= sent && of(3, "network_ms") < 1.2 * sent, "{sent}: {found}");
+    let beside = json(&[&words[..], &["--overlap"]].concat());
+    let step = |found: &Value| number(&found["steps_over_ranks"][3]["step"]["p50_ms"]);
+    assert!(step(&beside) < step(&found));
+    assert!(number(&found["total_bytes"]) > 1e9, "bytes are told as by `plan train`");
+}
+
+#[test]
+fn a_simulation_is_held_against_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("llama");
+    let server = Server::start(&model, &["--threads", "1"]);
+    let url = format!("http://{}", server.address);
+    let load =
+        ["--clients", "1,3", "--requests", "6", "--prompt-tokens", "20", "--max-tokens", "5"];
+    let seen = json(&[&["bench", "serve", &url, "--vocabulary", "60"][..], &load].concat());
+    let path = folder.path().join("seen.json");
+    std::fs::write(&path, seen.to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let found =
+        json(&["plan", "fleet", &model, "--calibrate", "--threads", "1", "--against", path]);
+    let rows = found.as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, load) in rows.iter().zip(seen.as_array().unwrap()) {
+        assert_eq!(row["arrivals"], load["arrivals"]);
+        let first = &row["first_token"];
+        assert_eq!(first["measured_ms"], load["time_to_first_token"]["p50_ms"]);
+        let ratio = number(&first["predicted_ms"]) / number(&first["measured_ms"]);
+        assert!((number(&first["ratio"]) - ratio).abs() < 1e-9 && ratio > 0.0, "{row}");
+    }
+    std::fs::write(path, "[]").unwrap();
+    autoreg(&["plan", "fleet", &model, "--calibrate", "--against", path]).refused(2, &["no load"]);
+}
+
+#[test]
 fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
     let rows = json(&["bench", "attention-memory", "--length", "512,1024,2048"]);
     let rows = rows.as_array().unwrap();
@@ -260,7 +352,8 @@ fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
 fn steps_that_were_timed_here_drive_a_fleet() {
     let model = fixture("llama");
     let words = ["plan", "fleet", &model, "--calibrate", "--clients", "3", "--requests", "30"];
-    let more = ["--prompt-tokens", "~20", "--max-tokens", "4-9", "--threads", "1"];
+    let more =
+        ["--prompt-tokens", "~20", "--max-tokens", "4-9", "--threads", "1", "--turnaround", "0"];
     let found = json(&[&words[..], &more[..]].concat());
     assert_eq!(found["seen"]["requests"], 30);
     let steps = found["steps"]["by_rows"].as_array().unwrap();
@@ -330,6 +423,8 @@ fn what_makes_no_plan_is_refused_in_a_line() {
         (words("plan fleet gpt2 --machine t4 --rate 0"), &["--rate"]),
         (words("plan fleet gpt2 --machine t4 --prompt-tokens 9-2"), &["--prompt-tokens"]),
         (words("plan fleet gpt2"), &["--machine", "--calibrate"]),
+        (words("plan fleet train gpt2 --ranks 2"), &["--machine", "--network"]),
+        (words("plan serve qwen3-8b --by engine --kv bf16"), &["--kv is bf16", "f32, f16 or q8_0"]),
         (words("plan serve gpt2 --html /nowhere/x.html"), &["/nowhere/x.html"]),
         (words(&format!("diagnose {page}")), &["line 1 is no figure"]),
         (words(&format!("diagnose {lacking}")), &["expected a ledger.json"]),
@@ -381,7 +476,9 @@ fn slide(browser: &Browser, words: &str, moves: &[(&str, &str, &str)]) {
         let terms = plan["terms"].as_array().unwrap().iter();
         terms.filter(|t| t["name"] == "runtime").map(|t| t["bytes"].as_u64().unwrap()).sum::<u64>()
     };
-    let expected = then["total_bytes"].as_u64().unwrap() - runtime(&then) + runtime(&first);
+    let own = runtime(&then);
+    let runtime = if own > 0 { runtime(&first) } else { 0 };
+    let expected = then["total_bytes"].as_u64().unwrap() - own + runtime;
     let text = std::fs::read_to_string(&page).unwrap();
     for word in ["http://", "https://", "src=", "@import", "url(", "fetch("] {
         assert!(!text.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
@@ -429,7 +526,25 @@ fn sliders_work_the_same_formulas_out() {
             ("ranks", "--ranks", "4"),
         ],
     );
-    // By the lists that the engine allocates by.
+    // By the lists that the engine and the trainer allocate by.
     let model = fixture("mistral");
-    slide(&browser, &format!("plan serve {model}"), &[("requests", "--requests", "32")]);
+    for kv in ["q8_0", "f16"] {
+        let moves = [("requests", "--requests", "32"), ("kv", "--kv", kv)];
+        slide(&browser, &format!("plan serve {model}"), &moves);
+    }
+    slide(
+        &browser,
+        "plan train email-transformer",
+        &[
+            ("batch", "--batch", "16"),
+            ("recompute", "--recompute", "block"),
+            ("precision", "--precision", "bf16"),
+        ],
+    );
+    slide(
+        &browser,
+        "plan train email-transformer",
+        &[("ranks", "--ranks", "8"), ("zero", "--zero", "2"), ("precision", "--precision", "bf16")],
+    );
+    slide(&browser, "plan train email-rnn --length 64", &[("batch", "--batch", "8")]);
 }

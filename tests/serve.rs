@@ -555,10 +555,10 @@ fn figures_add_up() {
     assert!(text.contains("vllm:cache_config_info{") && text.contains("block_size=\"4\""));
     let ledger = server.get("/ledger").json();
     for row in ledger["terms"].as_array().unwrap() {
-        let (predicted, measured) = (&row["predicted_bytes"], &row["measured_bytes"]);
-        assert!(row["term"] == "runtime" || predicted == measured, "{row}");
+        let (predicted, measured) = (&row["predicted_bytes"], &row["bytes"]);
+        assert!(row["name"] == "runtime" || predicted == measured, "{row}");
         let bytes = |name: &str| row[name].as_u64().unwrap();
-        assert!(bytes("resident_bytes") <= bytes("measured_bytes").next_multiple_of(4096), "{row}");
+        assert!(bytes("resident_bytes") <= bytes("bytes").next_multiple_of(4096), "{row}");
     }
     assert_eq!(ledger["kv"]["page_tokens"], 4);
 }

@@ -118,8 +118,8 @@ fn soak(span: Duration) {
     let after = server.get("/ledger").json();
     let books = |ledger: &Value| -> Vec<Value> {
         let rows =
-            ledger["terms"].as_array().unwrap().iter().filter(|row| row["term"] != "runtime");
-        rows.map(|row| json!([row["term"], row["measured_bytes"]])).collect()
+            ledger["terms"].as_array().unwrap().iter().filter(|row| row["name"] != "runtime");
+        rows.map(|row| json!([row["name"], row["bytes"]])).collect()
     };
     assert_eq!(books(&before), books(&after), "the accounts are as they were");
     let bytes = |ledger: &Value| ledger["process_bytes"].as_u64().unwrap();

@@ -1,12 +1,14 @@
 //! `autoreg bench serve`: a load on a server, this one or another with the OpenAI interface.
 
-use crate::cmd::{bench_plot, json};
+use crate::cmd::recording::LedgerArgs;
+use crate::cmd::{bench_plot, diagnose, json};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
 use load::{Arrivals, Percentiles, Prompts, Report, Work, report};
+use plan::diagnose::Evidence;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `bench serve`.
 #[derive(Debug, Args)]
@@ -68,6 +70,9 @@ pub struct BenchServeArgs {
     /// Draw latency against throughput, a point a load, as an SVG that needs nothing else
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Of the server, where it tells them (autoreg does): its own terms after the last load
+    #[command(flatten)]
+    ledger: LedgerArgs,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
@@ -138,6 +143,21 @@ pub fn run_serve(args: &BenchServeArgs) -> Result<(), CliError> {
         term::note(&format!("drawn in {}", path.display()));
     }
     term::print(&if args.json { json(&rows)? } else { table(&rows) });
+    match &args.ledger.ledger {
+        Some(dir) => servers_ledger(args, dir),
+        None => Ok(()),
+    }
+}
+
+/// The server's own ledger, as bars and as a file.
+fn servers_ledger(args: &BenchServeArgs, dir: &Path) -> Result<(), CliError> {
+    let text = diagnose::page(&args.url, "/ledger", args.api_key.as_deref())?;
+    let evidence = Evidence::of_text(&args.url, &text).map_err(CliError::input)?;
+    let total = evidence.terms.total().map_err(CliError::input)?;
+    let path = dir.join("ledger.json");
+    formats::replace_file(&path, |file| file.write_all(text.as_bytes()))
+        .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))?;
+    term::note(plan::bars(&evidence.terms, total).trim_end());
     Ok(())
 }
 

@@ -1,12 +1,14 @@
 //! `autoreg diagnose`: what limits what was measured, what would change it, whether a change worked.
 
 use crate::cmd::model::Opened;
-use crate::cmd::{json, quality};
+use crate::cmd::{Kv, KvArgs, json, quality};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
-use plan::diagnose::{Diagnosis, Evidence, Quality, compare, diagnose_knowing};
-use plan::{Prediction, Sheet};
+use engine::serving::NetworkExecutor;
+use plan::diagnose::{
+    Bits, Evidence, Quality, compare_knowing, comparison_page, diagnose_knowing, diagnosis_page,
+};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -22,6 +24,8 @@ Examples:
   autoreg diagnose runs/t1/ledger.json
   autoreg diagnose before.prom --after after.prom what changed, in milliseconds and bytes that add up
   autoreg diagnose http://127.0.0.1:8080 --original m-f16.gguf --instead m-q4.gguf --text mine.txt
+  autoreg diagnose http://127.0.0.1:8080 --original m.gguf --kv q8 --text mine.txt
+  autoreg diagnose f16.json --after q4.json --original m-f16.gguf --instead m-q4.gguf --text mine.txt
   autoreg plan train qwen3-8b --ranks 8 --json > plan.json; autoreg diagnose plan.json
 
 It names one limiting resource (queue, prefill compute, decode bandwidth, K/V pool, activations, optimizer
@@ -36,13 +40,16 @@ pub struct DiagnoseArgs {
     #[arg(long, value_name = "URL|RUN|LEDGER|LOG")]
     after: Option<String>,
     /// The model that runs, to measure what fewer bits cost before they are advised
-    #[arg(long, value_name = "MODEL", requires_all = ["instead", "text"], conflicts_with = "after")]
+    #[arg(long, value_name = "MODEL", requires_all = ["fewer", "text"])]
     original: Option<PathBuf>,
     /// The same model in fewer bits
-    #[arg(long, value_name = "MODEL", requires_all = ["original", "text"])]
+    #[arg(long, value_name = "MODEL", group = "fewer", requires_all = ["original", "text"])]
     instead: Option<PathBuf>,
+    /// Or the model itself with its keys and values in fewer bits: f16 or q8
+    #[arg(long, value_enum, value_name = "KIND", group = "fewer", requires_all = ["original", "text"])]
+    kv: Option<Kv>,
     /// Your own text, on which the two are compared: perplexity of both, divergence in nats a token
-    #[arg(long, value_name = "FILE", requires_all = ["original", "instead"])]
+    #[arg(long, value_name = "FILE", requires_all = ["original", "fewer"])]
     text: Option<PathBuf>,
     /// A key that the server wants
     #[arg(long, value_name = "KEY", env = "AUTOREG_API_KEY", hide_env_values = true)]
@@ -69,33 +76,40 @@ const MOST_TOKENS: usize = 8192;
 pub fn run(args: &DiagnoseArgs) -> Result<(), CliError> {
     let key = args.api_key.as_deref();
     let evidence = open(&args.source, key)?;
-    let (text, value, found) = match &args.after {
+    let quality = match (&args.original, &args.text) {
+        (Some(original), Some(text)) => Some(weighed(args, original, text)?),
+        _ => None,
+    };
+    let (text, value, page) = match &args.after {
         None => {
-            let quality = match (&args.original, &args.instead, &args.text) {
-                (Some(original), Some(instead), Some(text)) => {
-                    Some(weighed(original, instead, text)?)
-                }
-                _ => None,
-            };
             let found = diagnose_knowing(&evidence, quality.as_ref()).map_err(CliError::input)?;
-            (found.text(), json(&found)?, Some(found))
+            (found.text(), json(&found)?, diagnosis_page(&evidence, &found))
         }
         Some(after) => {
             let after = open(after, key)?;
-            let found = compare(&evidence, &after).map_err(CliError::input)?;
-            (found.text(), json(&found)?, None)
+            let found = compare_knowing(&evidence, &after, quality).map_err(CliError::input)?;
+            (found.text(), json(&found)?, comparison_page(&found))
         }
     };
     if let Some(path) = &args.html {
-        write_page(path, &evidence, found.as_ref(), &text)?;
+        write_page(path, &page)?;
     }
     term::print(if args.json { &value } else { &text });
     Ok(())
 }
 
-/// What a model costs in the place of another, on a text.
-fn weighed(original: &Path, instead: &Path, text: &Path) -> Result<Quality, CliError> {
-    let (first, second) = (Opened::open(original)?, Opened::open(instead)?);
+/// What a model costs in the place of another, or keys and values in fewer bits, on a text.
+fn weighed(args: &DiagnoseArgs, original: &Path, text: &Path) -> Result<Quality, CliError> {
+    let instead = args.instead.as_deref().unwrap_or(original);
+    let kv = KvArgs { kv: args.kv.unwrap_or_default() };
+    let (first, second) = (Opened::open(original)?, Opened::open_with(instead, kv.kind())?);
+    let bits = if args.kv.is_some() { Bits::Kv } else { Bits::Weights };
+    let bytes = |opened: &Opened| match bits {
+        Bits::Weights => bytes(opened),
+        Bits::Kv => NetworkExecutor::bytes_per_token(&opened.saved.config()),
+    };
+    let mut name = instead.display().to_string();
+    args.kv.iter().for_each(|_| name += &format!(" with --kv {}", kv.kind().name()));
     if first.tokenizer.sha256() != second.tokenizer.sha256() {
         return Err(CliError::input(format!(
             "{} and {} have different tokenizers: their tokens cannot be compared",
@@ -108,7 +122,8 @@ fn weighed(original: &Path, instead: &Path, text: &Path) -> Result<Quality, CliE
     let [perplexity, perplexity_instead] = found.perplexities();
     Ok(Quality {
         original: original.display().to_string(),
-        instead: instead.display().to_string(),
+        bits,
+        instead: name,
         text: text.display().to_string(),
         tokens: found.tokens as u64,
         perplexity,
@@ -128,20 +143,7 @@ fn bytes(opened: &Opened) -> u64 {
     }
 }
 
-fn write_page(
-    path: &Path,
-    evidence: &Evidence,
-    found: Option<&Diagnosis>,
-    text: &str,
-) -> Result<(), CliError> {
-    let name = (&evidence.source[..], 0);
-    let terms = evidence.terms.clone();
-    let mut shown =
-        Prediction::new(name, "what was measured", terms, None).map_err(CliError::input)?;
-    if let Some(found) = found {
-        shown.notes.push(format!("limiting: {}; {}", found.limiting_term, found.verdict));
-    }
-    let page = plan::page(&shown, &Sheet::still(&shown), &format!("\n{text}"));
+fn write_page(path: &Path, page: &str) -> Result<(), CliError> {
     formats::replace_file(path, |file| file.write_all(page.as_bytes())).map_err(|e| {
         CliError::input(format!("--html {}: {e}{}", path.display(), formats::hint(&e)))
     })
@@ -167,6 +169,11 @@ fn live(url: &str, key: Option<&str>) -> Result<Evidence, CliError> {
             (own.terms, own.peak_bytes, own.pages);
     }
     Ok(evidence)
+}
+
+/// A page of the server of a URL, whatever the URL's own path.
+pub fn page(url: &str, path: &str, key: Option<&str>) -> Result<String, CliError> {
+    get(url, &parts(url)?.0, path, key)
 }
 
 /// `host:port` and path of a URL.

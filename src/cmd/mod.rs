@@ -23,6 +23,7 @@ pub mod plan;
 #[cfg(feature = "hub")]
 pub mod pull;
 pub mod quality;
+pub mod recording;
 pub mod score;
 pub mod serve;
 pub mod train;

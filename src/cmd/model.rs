@@ -199,6 +199,19 @@ impl Opened {
         )))
     }
 
+    /// Bytes of the files that its weights were read from.
+    pub fn file_bytes(&self) -> u64 {
+        self.files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|m| m.len()).sum()
+    }
+
+    /// What its weights take.
+    pub fn weights_plan(&self) -> Result<ledger::Plan, CliError> {
+        match &self.saved {
+            SavedModel::Network(model) => Model::plan(model.config()).map_err(CliError::failed),
+            SavedModel::Counts(_) => Ok(ledger::Plan::default()),
+        }
+    }
+
     /// Tokens that are never written: padding and the beginning, and `<unk>` if asked for.
     pub fn never(&self, ban_unk: bool) -> Vec<u32> {
         let specials = self.tokenizer.specials();

@@ -2,6 +2,7 @@
 
 use crate::cmd::draft::{self, USUAL_DRAFTS};
 use crate::cmd::model::{Opened, Template, engine_error};
+use crate::cmd::recording::{LedgerArgs, WatchedExecutor};
 use crate::cmd::{AdapterArgs, KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
@@ -10,6 +11,7 @@ use clap::Args;
 use engine::serving::{CountExecutor, Draft, Engine, Executor, Limits, NetworkExecutor, spawn};
 use ledger::Plan;
 use models::{Model, ModelConfig};
+use plan::running;
 use server::{App, Guesser, Metrics, Options, Served, Tls};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -88,6 +90,9 @@ pub struct ServeArgs {
     /// The origin whose pages may call from a browser, or `*`
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Option<String>,
+    /// Bytes by term
+    #[command(flatten)]
+    pub ledger: LedgerArgs,
     /// Log each request on standard error: method, path, status, time; never its text
     #[arg(long)]
     pub log: bool,
@@ -190,30 +195,6 @@ pub struct Ready {
     pub context: Option<usize>,
 }
 
-/// What running a model will allocate, weights included.
-pub fn plan(saved: &SavedModel, limits: &Limits, threads: usize) -> Result<Plan, CliError> {
-    let config = &saved.config();
-    let mut plan = Plan::default();
-    if let SavedModel::Network(_) = saved {
-        plan.extend(Model::plan(config).map_err(CliError::failed)?);
-        plan.extend(NetworkExecutor::plan(config, limits, threads).map_err(engine_error)?);
-    }
-    plan.extend(Engine::plan(config.vocab_size(), limits));
-    Ok(plan)
-}
-
-/// The same for a model that guesses.
-fn plan_draft(saved: &SavedModel, limits: &Limits, threads: usize) -> Result<Plan, CliError> {
-    let config = &saved.config();
-    let mut plan = Plan::default();
-    if let SavedModel::Network(_) = saved {
-        plan.extend(Model::plan(config).map_err(CliError::failed)?);
-        plan.extend(NetworkExecutor::plan(config, limits, threads).map_err(engine_error)?);
-    }
-    plan.extend(Draft::plan(config.vocab_size(), limits));
-    Ok(plan)
-}
-
 /// A saved model to be run by steps.
 pub enum Shared {
     /// A network.
@@ -254,9 +235,11 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         _ => None,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
+    let mut recording = args.ledger.start()?;
     let runtime_bytes = ledger::resident_bytes();
     let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
     let opened = Opened::open_adapted(&args.model, kv, adapter)?;
+    recording.iter_mut().for_each(|r| r.opened(&opened));
     let guesser =
         args.batching.draft.as_deref().map(|path| draft::open(path, kv, &opened)).transpose()?;
     let digest = opened.digest()?;
@@ -266,12 +249,14 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let guessing = guesser.as_ref().map(|guesser| guesser.saved.config());
     let (limits, why) = args.batching.limits(&saved.config(), guessing.as_ref())?;
     let team = team(args.batching.threads)?;
-    let mut plan = plan(&saved, &limits, team.threads())?;
+    let mut plan = running::serving_lists(&saved.config(), &limits, team.threads())
+        .map_err(CliError::failed)?;
     let without_window = Limits { window: None, ..limits };
     let guesser = match guesser {
         None => None,
         Some(opened) => {
-            let own = plan_draft(&opened.saved, &without_window, team.threads())?;
+            let own = running::draft_lists(&opened.saved.config(), &limits, team.threads())
+                .map_err(CliError::failed)?;
             let told = Guesser {
                 name: name_of(&opened.dir),
                 digest: opened.digest()?,
@@ -287,7 +272,8 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let name = args.name.clone().unwrap_or_else(|| name_of(&dir));
     let metrics = Arc::new(Metrics::new(&name, &limits));
     let (vocab, context) = (ready.vocab, ready.context);
-    let mut engine = Engine::new(ready.executor, limits, &tokenizer).map_err(engine_error)?;
+    let executor = WatchedExecutor::boxed(ready.executor, recording.as_ref());
+    let mut engine = Engine::new(executor, limits, &tokenizer).map_err(engine_error)?;
     let mut guesses = None;
     if let Some((saved, told)) = guesser {
         let ready = Shared::new(saved).ready(&without_window, &team)?;
@@ -317,11 +303,15 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     term::note(&told(&model, &limits, why, team.threads()));
     let app = Arc::new(App::new(model, handle, options(args, api_keys, tls), metrics));
     let address = SocketAddr::new(args.host, args.port);
+    recording.iter().for_each(|r| r.recorder.mark("ready"));
     let finished = server::run(&app, address, |bound| {
         term::print(&format!("listening on {scheme}://{bound}\n"));
     })
     .map_err(|e| CliError::input(format!("{address}: {e}; choose another --host or --port")))?;
     let broken_off = app.under_way();
+    if let Some(recording) = recording {
+        recording.finish(&format!("serve {}", app.model.name), &app.model.plan)?;
+    }
     drop(app);
     match finished {
         true => {

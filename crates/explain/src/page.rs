@@ -1,7 +1,8 @@
 //! The same as one self-contained page: prefix row, bars, unit interval, sliders that work the
 //! rules out again in the browser from the recorded logits, settings side by side. No network.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use ::page::{Data, Frame};
+use maud::{Markup, html};
 
 use crate::record::{Record, StepRecord};
 use crate::teacher;
@@ -15,45 +16,30 @@ const SCRIPT: &str = include_str!("page.js");
 #[must_use]
 pub fn page(record: &Record) -> String {
     let rules: Vec<_> = record.rules.iter().map(ToString::to_string).collect();
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "How the next token was chosen: " (record.title) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                header {
-                    h1 { "How the next token was chosen" }
-                    p.facts { (record.title) " · " (record.steps.len()) " steps" }
-                    p.facts {
-                        "Rules, in order: "
-                        @if rules.is_empty() { code { "none" } }
-                        @for (place, rule) in rules.iter().enumerate() {
-                            @if place > 0 { " → " }
-                            code { (rule) }
-                        }
-                    }
+    let body = html! {
+        header {
+            h1 { "How the next token was chosen" }
+            p.facts { (record.title) " · " (record.steps.len()) " steps" }
+            p.facts {
+                "Rules, in order: "
+                @if rules.is_empty() { code { "none" } }
+                @for (place, rule) in rules.iter().enumerate() {
+                    @if place > 0 { " → " }
+                    code { (rule) }
                 }
-                main { (prefix_row(record)) (teacher::section(record)) (live()) (side_by_side(record)) (without_script(record)) }
-                footer {
-                    p #check {}
-                    p { "Made by autoreg. Everything on this page is in this file." }
-                }
-                script #record type="application/json" { (PreEscaped(embedded(record))) }
-                script { (PreEscaped(SCRIPT)) }
             }
         }
-    }
-    .into_string()
-}
-
-/// The record as JSON that cannot end its script element.
-fn embedded(record: &Record) -> String {
+        main { (prefix_row(record)) (teacher::section(record)) (live()) (side_by_side(record)) (without_script(record)) }
+        footer {
+            p #check {}
+            p { "Made by autoreg. Everything on this page is in this file." }
+        }
+    };
+    let title = format!("How the next token was chosen: {}", record.title);
     // Plain data with text keys always serialises.
-    serde_json::to_string(record).unwrap_or_default().replace('<', "\\u003c")
+    let json = serde_json::to_string(record).unwrap_or_default();
+    let data = Some(Data { id: "record", json: &json });
+    Frame { title: &title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(&body)
 }
 
 fn prefix_row(record: &Record) -> Markup {

@@ -67,6 +67,8 @@ pub struct Snapshot {
     pub current: ByAccount,
     /// Bytes in use at the moment when their sum was largest.
     pub at_peak: ByAccount,
+    /// The most that each account has had, at moments of its own: no sum of these was ever in use.
+    pub most: ByAccount,
 }
 
 impl Snapshot {
@@ -74,10 +76,20 @@ impl Snapshot {
     pub fn peak_total(&self) -> u64 {
         self.at_peak.iter().sum()
     }
+
+    fn take(&mut self, account: Account, bytes: u64) {
+        let now = &mut self.current[account as usize];
+        *now += bytes;
+        let most = &mut self.most[account as usize];
+        *most = (*most).max(*now);
+        if self.current.iter().sum::<u64>() > self.peak_total() {
+            self.at_peak = self.current;
+        }
+    }
 }
 
-static BOOK: Mutex<Snapshot> =
-    Mutex::new(Snapshot { current: [0; Account::ALL.len()], at_peak: [0; Account::ALL.len()] });
+const NONE: ByAccount = [0; Account::ALL.len()];
+static BOOK: Mutex<Snapshot> = Mutex::new(Snapshot { current: NONE, at_peak: NONE, most: NONE });
 
 fn book() -> MutexGuard<'static, Snapshot> {
     BOOK.lock().unwrap_or_else(PoisonError::into_inner)
@@ -91,7 +103,7 @@ pub fn snapshot() -> Snapshot {
 /// Forgets earlier peaks: what is in use now is the peak.
 pub fn reset_peak() {
     let mut book = book();
-    book.at_peak = book.current;
+    (book.at_peak, book.most) = (book.current, book.current);
 }
 
 /// Bytes charged to an account for as long as this lives. For memory that other libraries hold;
@@ -105,11 +117,7 @@ pub struct Charge {
 impl Charge {
     /// Charges `bytes` to `account`.
     pub fn new(account: Account, bytes: u64) -> Charge {
-        let mut book = book();
-        book.current[account as usize] += bytes;
-        if book.current.iter().sum::<u64>() > book.peak_total() {
-            book.at_peak = book.current;
-        }
+        book().take(account, bytes);
         Charge { account, bytes }
     }
 
@@ -117,7 +125,7 @@ impl Charge {
     pub fn move_to(&mut self, account: Account) {
         let mut book = book();
         book.current[self.account as usize] -= self.bytes;
-        book.current[account as usize] += self.bytes;
+        book.take(account, self.bytes);
         self.account = account;
     }
 

@@ -1,5 +1,6 @@
 //! A file seen as bytes: mapped, not read.
 
+use crate::resident::Mapped;
 use memmap2::Mmap;
 use std::fs::File;
 use std::io;
@@ -9,6 +10,8 @@ use std::path::Path;
 /// A read-only file in memory. Its pages belong to the page cache and can be reclaimed.
 #[derive(Debug)]
 pub struct MappedFile {
+    // Goes before the pages do: their address may be another's at once.
+    _place: Option<Mapped>,
     map: Option<Mmap>,
 }
 
@@ -20,12 +23,13 @@ impl MappedFile {
     pub fn open(path: &Path) -> io::Result<MappedFile> {
         let file = File::open(path)?;
         if file.metadata()?.len() == 0 {
-            return Ok(MappedFile { map: None });
+            return Ok(MappedFile { _place: None, map: None });
         }
         // SAFETY: the map is read-only. Should another process cut the file short, a read past its
         // end stops this process; our own files are replaced by renaming, never cut.
         let map = unsafe { Mmap::map(&file)? };
-        Ok(MappedFile { map: Some(map) })
+        let place = Mapped::new(map.as_ptr() as usize, map.len());
+        Ok(MappedFile { _place: Some(place), map: Some(map) })
     }
 
     /// Says that `range` was read for the last time for now: its pages no longer count as this
@@ -44,6 +48,12 @@ impl MappedFile {
                 drop(done);
             }
         }
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        crate::timeline::about_to_shrink();
     }
 }
 

@@ -1,6 +1,7 @@
 //! A model as planning sees it: the numbers of its configuration, from a name or from files.
 
-use crate::{Error, config_json, published};
+use crate::term::{product, sum};
+use crate::{Error, Experts, config_json, published};
 use models::{Model, ModelConfig, TransformerConfig};
 use std::path::Path;
 
@@ -11,6 +12,8 @@ pub struct Architecture {
     pub name: String,
     /// Its numbers; matrices that a file has quantised are marked in them.
     pub config: ModelConfig,
+    /// Its experts, where it is a mixture; the numbers are then those of what a token goes through.
+    pub experts: Option<Experts>,
     /// Whether it was read from weights that this program runs: its own lists then predict.
     pub runs_here: bool,
     /// Bytes of the weights' files, where there are any: they are mapped while weights are read.
@@ -28,6 +31,8 @@ pub struct Units {
     pub embedding: u64,
     /// One layer.
     pub layer: u64,
+    /// Of it, what a token goes through.
+    pub active_layer: u64,
     /// The output projection and the last norm; without the projection where heads are tied.
     pub head: u64,
     /// Rows×C of the output projection, tied or not.
@@ -53,9 +58,7 @@ impl Architecture {
         if let Some(source) = std::fs::metadata(path).err().filter(|_| is_path) {
             return Err(Error::Io { path: path.to_owned(), source });
         }
-        let (name, config) = published::find(what)?;
-        let runs_here = matches!(config, ModelConfig::Rnn(_)) || name == "email-transformer";
-        Architecture::of(name, config, runs_here)
+        published::find(what)
     }
 
     /// A model by its configuration, which is checked.
@@ -66,6 +69,7 @@ impl Architecture {
         let architecture = Architecture {
             name: name.to_owned(),
             config,
+            experts: None,
             runs_here,
             file_bytes: 0,
             opened_bytes: 0,
@@ -75,12 +79,68 @@ impl Architecture {
         Ok(architecture)
     }
 
-    /// Parameters, by the layout that would be allocated.
+    /// The same as a mixture of experts.
+    ///
+    /// # Errors
+    /// Numbers that make no network.
+    pub(crate) fn with_experts(mut self, experts: Option<Experts>) -> Result<Architecture, Error> {
+        self.experts = experts;
+        self.parameters()?;
+        Ok(self)
+    }
+
+    /// Parameters, by the layout that would be allocated; of a mixture all experts'.
     ///
     /// # Errors
     /// Numbers that make no network.
     pub fn parameters(&self) -> Result<u64, Error> {
+        let config = self.transformer().map_or(0, |c| c.num_hidden_layers as u64);
+        let more = product("the experts", &[config, self.more_of_a_layer()?])?;
+        sum("parameters", &[self.active_parameters()?, more])
+    }
+
+    /// Parameters that a token goes through, the router's apart.
+    ///
+    /// # Errors
+    /// Numbers that make no network.
+    pub fn active_parameters(&self) -> Result<u64, Error> {
         Model::count_parameters(&self.config).map(|n| n as u64).map_err(|e| self.error(e))
+    }
+
+    /// The share of all weights that a step of `tokens` tokens reads: all but a token table of which it
+    /// reads rows, and experts that no token of it goes through.
+    ///
+    /// # Errors
+    /// Numbers that make no network.
+    pub(crate) fn read_share(&self, tokens: f64) -> Result<f64, Error> {
+        let (config, all) = (self.transformer()?, self.parameters()? as f64);
+        let rows_only = if config.tie_word_embeddings { 0 } else { self.units()?.embedding };
+        let experts = self.experts.map_or(0.0, |experts| {
+            let all = experts.of_a_layer(config) * config.num_hidden_layers as f64;
+            all * (1.0 - experts.read_share(tokens))
+        });
+        Ok(1.0 - (rows_only as f64 + experts) / all)
+    }
+
+    fn more_of_a_layer(&self) -> Result<u64, Error> {
+        match (&self.experts, &self.config) {
+            (Some(experts), ModelConfig::Transformer(config)) => experts.more_of_a_layer(config),
+            _ => Ok(0),
+        }
+    }
+
+    /// Refuses what is not counted of mixtures.
+    ///
+    /// # Errors
+    /// [`Error::Unanswerable`] where there are experts.
+    pub(crate) fn without_experts(&self, what: &str) -> Result<(), Error> {
+        match self.experts {
+            None => Ok(()),
+            Some(_) => Err(Error::Unanswerable(format!(
+                "{}: {what} of a mixture of experts is not counted; leave it away",
+                self.name
+            ))),
+        }
     }
 
     pub(crate) fn error(&self, source: models::Error) -> Error {
@@ -128,7 +188,8 @@ impl Architecture {
         };
         Ok(Units {
             embedding: count(&["tok_emb.", "pos_emb."]),
-            layer: count(&["layers.0."]),
+            layer: sum("parameters", &[count(&["layers.0."]), self.more_of_a_layer()?])?,
+            active_layer: count(&["layers.0."]),
             head: count(&["head.", "norm."]),
             projection,
         })

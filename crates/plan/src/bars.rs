@@ -1,6 +1,7 @@
 //! Terms as bars for a terminal of 80 columns.
 
 use crate::{Prediction, Terms, both};
+use page::separated;
 use std::fmt::Write;
 
 /// Columns of a bar.
@@ -69,39 +70,7 @@ pub fn text(plan: &Prediction) -> String {
 
 /// A text in lines of 78 columns, each behind `indent`.
 pub fn wrapped(indent: &str, text: &str) -> String {
-    let mut out = indent.to_owned();
-    let mut column = indent.chars().count();
-    let mut first = true;
-    for word in text.split_whitespace() {
-        let width = word.chars().count();
-        if !first && column + 1 + width > 78 {
-            out.push('\n');
-            out += indent;
-            column = indent.chars().count();
-            first = true;
-        }
-        if !first {
-            out.push(' ');
-            column += 1;
-        }
-        out += word;
-        column += width;
-        first = false;
-    }
-    out + "\n"
-}
-
-/// A whole number with separators.
-pub fn separated(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
+    page::wrapped(text, (indent, indent), 78)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! they are built like, and a note says so. Not here: anything that changes no byte (bases of
 //! rotary positions, soft caps).
 
-use crate::{Architecture, Error};
+use crate::{Architecture, Error, Experts};
 use models::{
     MlpConfig, ModelConfig, NormConfig, PositionConfig, SlidingWindow, TransformerConfig,
 };
@@ -12,8 +12,22 @@ use serde_json::Value;
 use std::path::Path;
 
 /// Families whose keys are known.
-const KNOWN: [&str; 9] =
-    ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gemma3"];
+const KNOWN: [&str; 12] = [
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+];
+/// Keys that say that there are experts.
+const EXPERTS: [&str; 3] = ["num_local_experts", "num_experts", "n_routed_experts"];
 
 struct Reader<'a> {
     path: &'a Path,
@@ -41,8 +55,10 @@ pub(crate) fn read(path: &Path) -> Result<Architecture, Error> {
     let family = inner.get("model_type").or_else(|| value.get("model_type"));
     let family = family.and_then(Value::as_str).unwrap_or("unnamed").to_owned();
     let reader = Reader { path, family, value: inner };
-    let config = reader.config()?;
-    let mut architecture = Architecture::of(&name, ModelConfig::Transformer(config), false)?;
+    let experts = reader.experts()?;
+    let config = reader.config(experts)?;
+    let architecture = Architecture::of(&name, ModelConfig::Transformer(config), false)?;
+    let mut architecture = architecture.with_experts(experts)?;
     if !KNOWN.contains(&reader.family.as_str()) {
         architecture.notes.push(format!(
             "family {} is not known here: counted as a llama-like decoder by its keys",
@@ -95,8 +111,7 @@ impl Reader<'_> {
         families.contains(&self.family.as_str())
     }
 
-    fn config(&self) -> Result<TransformerConfig, Error> {
-        self.no_experts()?;
+    fn config(&self, experts: Option<Experts>) -> Result<TransformerConfig, Error> {
         if self.is(&["gpt2"]) {
             return self.gpt2();
         }
@@ -120,13 +135,18 @@ impl Reader<'_> {
             num_attention_heads: heads,
             num_key_value_heads: self.size(&["num_key_value_heads"])?,
             head_dim: Some(head_dim),
-            intermediate_size: self.need(&["intermediate_size", "ffn_dim", "n_inner"])?,
+            intermediate_size: match experts {
+                Some(experts) => experts.active_inner() as usize,
+                None => self.need(&["intermediate_size", "ffn_dim", "n_inner"])?,
+            },
             norm: NormConfig::Rms,
             positions: PositionConfig::Rotary,
             mlp: if gemma { MlpConfig::GegluTanh } else { MlpConfig::Swiglu },
             bias: false,
-            qkv_bias: Some(self.is(&["qwen2"]) || self.flag("attention_bias")?.unwrap_or(false)),
-            qk_norm: self.is(&["qwen3", "gemma3", "gemma3_text"]),
+            qkv_bias: Some(
+                self.is(&["qwen2", "qwen2_moe"]) || self.flag("attention_bias")?.unwrap_or(false),
+            ),
+            qk_norm: self.is(&["qwen3", "qwen3_moe", "gemma3", "gemma3_text"]),
             post_norm: self.is(&["gemma2", "gemma3", "gemma3_text"]),
             tie_word_embeddings: tied,
             sliding_window: window,
@@ -157,14 +177,41 @@ impl Reader<'_> {
         })
     }
 
-    /// Experts have weights that no layer of ours has: a count would be wrong.
-    fn no_experts(&self) -> Result<(), Error> {
-        for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-            if let Some(value) = self.get(key).filter(|v| v.as_u64() != Some(0)) {
-                return Err(self.wrong(key, value, "no experts: mixtures are not counted"));
-            }
+    /// The experts of a mixture whose layers are known; others are refused by name, for a count of
+    /// theirs would be wrong.
+    fn experts(&self) -> Result<Option<Experts>, Error> {
+        let some = |key: &&str| self.get(key).is_some_and(|v| v.as_u64() != Some(0));
+        let Some(key) = EXPERTS.into_iter().find(some) else { return Ok(None) };
+        let value = self.get(key).map(Value::to_string).unwrap_or_default();
+        let refuse = |why: &str| {
+            let expected =
+                format!("no experts, or those of mixtral, qwen2_moe or qwen3_moe: {why}");
+            Err(self.wrong(key, &value, &expected))
+        };
+        if self.get("kv_lora_rank").is_some() {
+            return refuse("keys and values in a latent space are not counted");
         }
-        Ok(())
+        if !self.is(&["mixtral", "qwen2_moe", "qwen3_moe"]) {
+            return refuse(&format!("what a layer of family {} has is not known", self.family));
+        }
+        let dense = self.get("mlp_only_layers").and_then(Value::as_array).map_or(0, Vec::len);
+        if dense > 0 || self.size(&["decoder_sparse_step"])?.unwrap_or(1) != 1 {
+            return refuse("layers of both kinds in one model are not counted");
+        }
+        let inner =
+            if self.is(&["mixtral"]) { "intermediate_size" } else { "moe_intermediate_size" };
+        let shared = match self.is(&["qwen2_moe"]) {
+            true => self.need(&["shared_expert_intermediate_size"])?,
+            false => 0,
+        };
+        let (count, active) = (self.need(&[key])?, self.need(&["num_experts_per_tok"])?);
+        if active == 0 || active > count {
+            let expected = format!("1 to {count}, the experts of a layer");
+            return Err(self.wrong("num_experts_per_tok", active, &expected));
+        }
+        let all = [count, active, self.need(&[inner])?, shared].map(|n| n as u64);
+        let [count, active, inner, shared] = all;
+        Ok(Some(Experts { count, active, inner, shared }))
     }
 
     /// Layers that see only near positions.
@@ -183,7 +230,7 @@ impl Reader<'_> {
                 ));
             }
             (0..layers).filter(|&i| kinds[i] == "sliding_attention").collect()
-        } else if self.is(&["qwen2", "qwen3"]) {
+        } else if self.is(&["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"]) {
             let from = self.size(&["max_window_layers"])?.unwrap_or(layers).min(layers);
             let on = self.flag("use_sliding_window")?.unwrap_or(false);
             (if on { from } else { layers }..layers).collect()
@@ -215,6 +262,17 @@ mod tests {
         "num_attention_heads":32,"num_key_value_heads":8,"head_dim":128,"intermediate_size":9728,
         "vocab_size":151936,"tie_word_embeddings":true,"max_position_embeddings":40960}"#;
 
+    const MIXTRAL: &str = r#"{"model_type":"mixtral","hidden_size":4096,"num_hidden_layers":32,
+        "num_attention_heads":32,"num_key_value_heads":8,"intermediate_size":14336,"vocab_size":32000,
+        "num_local_experts":8,"num_experts_per_tok":2,"max_position_embeddings":32768}"#;
+
+    #[test]
+    fn a_mixture_is_counted_as_the_model_of_the_name() {
+        let own = of(MIXTRAL).unwrap();
+        assert_eq!(own.parameters().unwrap(), 46_702_792_704);
+        assert_eq!(own.experts, Architecture::open("mixtral-8x7b").unwrap().experts);
+    }
+
     #[test]
     fn a_configuration_is_counted_as_the_model_of_the_name() {
         assert_eq!(of(QWEN3_4B).unwrap().parameters().unwrap(), 4_022_468_096);
@@ -241,7 +299,13 @@ mod tests {
             (&QWEN3_4B.replace("layers\":36", "layers\":-36"), "num_hidden_layers is -36"),
             (&QWEN3_4B.replace("layers\":36", "layers\":\"36\""), "num_hidden_layers is \"36\""),
             (&QWEN3_4B.replace("layers\":36", "layers\":99999"), "num_hidden_layers is 99999"),
-            (&QWEN3_4B.replace("{", "{\"num_experts\":64,"), "mixtures are not counted"),
+            (&QWEN3_4B.replace("{", "{\"num_experts\":64,"), "family qwen3 has is not known"),
+            (
+                &QWEN3_4B.replace("{", "{\"n_routed_experts\":64,\"kv_lora_rank\":512,"),
+                "n_routed_experts is 64, expected no experts",
+            ),
+            (&MIXTRAL.replace("tok\":2", "tok\":9"), "num_experts_per_tok is 9"),
+            (&MIXTRAL.replace("{", "{\"mlp_only_layers\":[0],"), "layers of both kinds"),
         ] {
             let error = of(text).unwrap_err().to_string();
             assert!(error.contains(word) && !error.contains('\n'), "{error}");

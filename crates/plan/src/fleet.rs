@@ -2,14 +2,14 @@
 //! server runs, only a step's time comes from a model of it instead of from a clock.
 //!
 //! Requests arrive at random times (or each of some clients sends its next when its last is
-//! answered), go to a replica, wait, are read in steps beside others, and write their tokens. What
-//! happens between client and server takes no time here.
+//! answered), go to a replica, wait, are read in steps beside others, and write their tokens. Between
+//! client and server only a client's turn from an answer to its next request takes time.
 
 use crate::Error;
 use engine::serving::{Limits, PageKey, Scheduler, SequenceId, Step};
 use kernels::{stream_key, uniform};
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// How many tokens a prompt or an answer has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,30 +50,37 @@ pub trait StepCost {
     fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64;
 }
 
-/// Times that were measured: by rows, straight between two neighbours; and what a token of the past
-/// adds.
+/// Times that were measured: of a step's rows, of its rows of logits with the choices made of them,
+/// both straight between two neighbours; and what a token of the past adds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredSteps {
-    /// (rows, seconds), rising.
+    /// (rows, seconds without logits), rising.
     pub by_rows: Vec<(u64, f64)>,
+    /// (rows of logits, seconds that they add), rising.
+    pub by_logits: Vec<(u64, f64)>,
     /// Seconds a token of the past.
     pub past_s: f64,
 }
 
 impl StepCost for MeasuredSteps {
-    fn seconds(&self, rows: u64, past: u64, _logits: u64) -> f64 {
-        let line = |a: (u64, f64), b: (u64, f64)| {
-            let share = (rows as f64 - a.0 as f64) / (b.0 - a.0).max(1) as f64;
-            a.1 + share * (b.1 - a.1)
-        };
-        let above = self.by_rows.iter().position(|&(n, _)| n >= rows);
-        let time = match (above, self.by_rows.len()) {
-            (_, 0) => 0.0,
-            (Some(0), _) | (None, 1) => self.by_rows[0].1,
-            (Some(i), _) => line(self.by_rows[i - 1], self.by_rows[i]),
-            (None, n) => line(self.by_rows[n - 2], self.by_rows[n - 1]),
-        };
-        time + self.past_s * past as f64
+    fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64 {
+        let choices = if logits == 0 { 0.0 } else { between(&self.by_logits, logits) };
+        between(&self.by_rows, rows) + choices + self.past_s * past as f64
+    }
+}
+
+/// What stands at `n` on the straight lines through rising points; the first point's before it.
+fn between(points: &[(u64, f64)], n: u64) -> f64 {
+    let line = |a: (u64, f64), b: (u64, f64)| {
+        let share = (n as f64 - a.0 as f64) / (b.0 - a.0).max(1) as f64;
+        a.1 + share * (b.1 - a.1)
+    };
+    let above = points.iter().position(|&(at, _)| at >= n);
+    match (above, points.len()) {
+        (_, 0) => 0.0,
+        (Some(0), _) | (None, 1) => points[0].1,
+        (Some(i), _) => line(points[i - 1], points[i]),
+        (None, count) => line(points[count - 2], points[count - 1]),
     }
 }
 
@@ -94,6 +101,10 @@ pub struct FleetAsk {
     pub routing: Routing,
     /// Sizes of each server's pool and steps.
     pub limits: Limits,
+    /// Seconds between an answer's last token and the same client's next request before the server, on
+    /// average (half to one and a half times as much): while others run, the next step has begun by
+    /// then, and clients that were answered together do not come together.
+    pub turnaround_s: f64,
     /// Where chance starts.
     pub seed: u64,
 }
@@ -109,6 +120,19 @@ pub struct Spread {
     pub p90_ms: f64,
     /// 99 of 100 are below.
     pub p99_ms: f64,
+}
+
+impl Spread {
+    /// Of seconds, in any order.
+    pub(crate) fn of(mut seconds: Vec<f64>) -> Spread {
+        seconds.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let rank = (share * seconds.len() as f64).ceil() as usize;
+            1e3 * seconds.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+        };
+        let mean_ms = 1e3 * seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
+        Spread { mean_ms, p50_ms: at(0.5), p90_ms: at(0.9), p99_ms: at(0.99) }
+    }
 }
 
 /// What was seen.
@@ -175,19 +199,17 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
         .collect();
     let root = PageKey::root("");
     let mut place: HashMap<SequenceId, usize> = HashMap::new();
-    let open = matches!(ask.arrivals, Arrivals::Rate(_));
     let mut sent = 0;
-    let mut waiting = match ask.arrivals {
-        Arrivals::Clients(clients) => clients.min(ask.requests),
-        Arrivals::Rate(_) => 0,
-    };
+    let open = matches!(ask.arrivals, Arrivals::Rate(_));
+    let mut turns = Turns { ask, taken: 0, coming: VecDeque::new() };
+    match ask.arrivals {
+        Arrivals::Clients(clients) => (0..clients.min(ask.requests)).for_each(|_| turns.next(0.0)),
+        Arrivals::Rate(_) => turns.coming.extend(requests.iter().map(|r| r.arrived)),
+    }
     let mut now = 0.0;
     loop {
         // What happens next: an arrival, or the end of a step.
-        let arrival = match open {
-            true => requests.get(sent).map(|r| r.arrived),
-            false => (waiting > 0 && sent < requests.len()).then_some(now),
-        };
+        let arrival = turns.coming.front().copied().filter(|_| sent < requests.len());
         // Whoever comes at the same time is there before the next step begins.
         if arrival.is_none_or(|at| at > now) {
             for replica in &mut replicas {
@@ -200,7 +222,7 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
         match (arrival, end) {
             (Some(at), other) if other.is_none_or(|(_, end)| at <= end) => {
                 now = at;
-                waiting = waiting.saturating_sub(1);
+                turns.coming.pop_front();
                 let to = route(ask, &replicas, sent);
                 let request = &mut requests[sent];
                 request.arrived = now;
@@ -216,12 +238,33 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
             }
             (_, Some((i, end))) => {
                 now = end;
-                waiting += finish(&mut replicas[i], now, &mut requests);
+                let ended = finish(&mut replicas[i], now, &mut requests);
+                if !open {
+                    (0..ended).for_each(|_| turns.next(now));
+                }
             }
             _ => break,
         }
     }
     Ok(report(ask, &requests, &replicas, now))
+}
+
+/// When clients send next, in order.
+struct Turns<'a> {
+    ask: &'a FleetAsk,
+    taken: u64,
+    coming: VecDeque<f64>,
+}
+
+impl Turns<'_> {
+    /// A client sends its next, a turn after now.
+    fn next(&mut self, now: f64) {
+        let chance = uniform(stream_key(self.ask.seed, 0x0074_7572_6e73, 0), self.taken);
+        let at = now + self.ask.turnaround_s * (0.5 + chance);
+        self.taken += 1;
+        let place = self.coming.partition_point(|&other| other <= at);
+        self.coming.insert(place, at);
+    }
 }
 
 fn check(ask: &FleetAsk) -> Result<(), Error> {
@@ -346,7 +389,8 @@ fn finish(replica: &mut Replica, now: f64, requests: &mut [Request]) -> usize {
 }
 
 fn report(ask: &FleetAsk, all: &[Request], replicas: &[Replica], now: f64) -> FleetReport {
-    let spread = |of: &dyn Fn(&Request) -> Option<f64>| spread(all.iter().filter_map(of).collect());
+    let spread =
+        |of: &dyn Fn(&Request) -> Option<f64>| Spread::of(all.iter().filter_map(of).collect());
     let began = all.first().map_or(0.0, |r| r.arrived);
     let seconds = (now - began).max(1e-12);
     let written: u64 = all.iter().map(|r| r.written).sum();
@@ -365,16 +409,6 @@ fn report(ask: &FleetAsk, all: &[Request], replicas: &[Replica], now: f64) -> Fl
         preemptions: replicas.iter().map(|r| r.scheduler.totals().preemptions).sum(),
         seconds,
     }
-}
-
-fn spread(mut values: Vec<f64>) -> Spread {
-    values.sort_by(f64::total_cmp);
-    let at = |share: f64| {
-        let rank = (share * values.len() as f64).ceil() as usize;
-        1e3 * values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
-    };
-    let mean_ms = 1e3 * values.iter().sum::<f64>() / values.len().max(1) as f64;
-    Spread { mean_ms, p50_ms: at(0.5), p90_ms: at(0.9), p99_ms: at(0.99) }
 }
 
 /// What every request is to keep to, at the 90th percentile.
@@ -435,6 +469,7 @@ mod tests {
                 drafts: 0,
                 window: None,
             },
+            turnaround_s: 0.0,
             seed: 1,
         }
     }
@@ -513,9 +548,33 @@ mod tests {
 
     #[test]
     fn measured_times_are_straight_between_neighbours() {
-        let steps = MeasuredSteps { by_rows: vec![(1, 1.0), (3, 2.0), (5, 4.0)], past_s: 0.5 };
-        let of = |rows, past| steps.seconds(rows, past, 1);
+        let steps = MeasuredSteps {
+            by_rows: vec![(1, 1.0), (3, 2.0), (5, 4.0)],
+            by_logits: vec![(1, 0.25), (3, 0.75)],
+            past_s: 0.5,
+        };
+        let of = |rows, past| steps.seconds(rows, past, 0);
         assert_eq!((of(1, 0), of(2, 0), of(4, 0), of(7, 0)), (1.0, 1.5, 3.0, 6.0));
-        assert_eq!(of(1, 4), 3.0);
+        assert_eq!((of(1, 4), steps.seconds(3, 0, 2)), (3.0, 2.5));
+    }
+
+    #[test]
+    fn a_client_that_turns_round_misses_the_step_that_others_began() {
+        let limits = Limits { step_tokens: 64, sequences: 16, ..ask().limits };
+        let with = |turnaround_s| FleetAsk {
+            arrivals: Arrivals::Clients(2),
+            requests: 40,
+            prompt: Lengths::Between(2, 9),
+            answer: Lengths::Between(5, 20),
+            limits,
+            turnaround_s,
+            ..ask()
+        };
+        let first = |turnaround_s| {
+            simulate(&with(turnaround_s), &Constant(1.0)).unwrap().first_token.p50_ms
+        };
+        // At once: the next step reads it. Later: the one after, that which runs has to end first.
+        assert_eq!(first(0.0), 1000.0);
+        assert!((1850.0..1950.0).contains(&first(0.1)), "{}", first(0.1));
     }
 }

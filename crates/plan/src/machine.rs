@@ -122,8 +122,6 @@ fn is_quantised(weights: NumberKind) -> bool {
 /// What a model reads and computes, from which times follow.
 struct Work<'a> {
     config: &'a TransformerConfig,
-    /// Bytes of weights that a step reads: all but a token table of which it reads rows.
-    weights: f64,
     /// Bytes of K/V of one sequence.
     kv: f64,
     /// Arithmetic of a token, attention apart: two operations a parameter of the layers.
@@ -185,12 +183,10 @@ pub fn serve_times(
     machine: &Machine,
 ) -> Result<ServeTimes, Error> {
     let config = architecture.transformer()?;
-    let (all, units) = (architecture.parameters()? as f64, architecture.units()?);
-    let rows_only = if config.tie_word_embeddings { 0 } else { units.embedding };
-    let layers = units.layer as f64 * config.num_hidden_layers as f64;
+    let units = architecture.units()?;
+    let layers = units.active_layer as f64 * config.num_hidden_layers as f64;
     let work = Work {
         config,
-        weights: weight_bytes as f64 * (1.0 - rows_only as f64 / all),
         kv: kv_bytes(config, ask.context, 1, ask.kv)? as f64,
         layers: 2.0 * layers,
         head: 2.0 * units.projection as f64,
@@ -200,21 +196,27 @@ pub fn serve_times(
     let prompt = context * work.layers + context * work.attention(context / 2.0) + work.head;
     let reading = machine.reading(ask.weights);
     let steps = (context / ask.step_tokens as f64).ceil();
-    let read = work.weights * steps / reading + work.kv / bandwidth;
+    let weights = |tokens: f64| -> Result<f64, Error> {
+        Ok(weight_bytes as f64 * architecture.read_share(tokens)? / reading)
+    };
+    let a_step = ask.context.min(ask.step_tokens) as f64;
+    let read = weights(a_step)? * steps + work.kv / bandwidth;
     let (first_token_s, first_token_bound) = bound(prompt / flops, read);
     let each = (work.layers + work.head + work.attention(context)) / flops;
-    let (once, past) = (work.weights / reading, work.kv / bandwidth);
-    let token = |n: f64| bound(n * each, once + n * past);
+    let past = work.kv / bandwidth;
+    let token = |n: f64| Ok::<_, Error>(bound(n * each, weights(n)? + n * past));
     let requests = ask.requests as f64;
-    let (token_s, token_bound) = token(requests);
+    let (token_s, token_bound) = token(requests)?;
+    // From where on more requests read no more weights.
+    let once = weights(f64::from(u32::MAX))?;
     let (knee_requests, knee_bound) = if each > past {
         (once / (each - past), "compute: products take as long as reading the weights")
     } else {
         (once / past, "K/V: reading it takes as long as reading the weights")
     };
     let batching = (0..8u32).map(|i| 1u64 << i).map(|n| {
-        let (seconds, _) = token(n as f64);
-        (n, seconds, n as f64 / seconds)
+        let (seconds, _) = token(n as f64)?;
+        Ok((n, seconds, n as f64 / seconds))
     });
     Ok(ServeTimes {
         machine: machine.name.clone(),
@@ -226,7 +228,7 @@ pub fn serve_times(
         tokens_per_second: requests / token_s,
         knee_requests: knee_requests.max(1.0),
         knee_bound: knee_bound.to_owned(),
-        batching: batching.collect(),
+        batching: batching.collect::<Result<_, Error>>()?,
     })
 }
 
@@ -280,17 +282,28 @@ pub fn train_times(
     })
 }
 
+/// Arithmetic of a token's forward pass: one layer's products, one layer's attention, the head's.
+pub(crate) fn unit_arithmetic(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+) -> Result<(f64, f64, f64), Error> {
+    let config = architecture.transformer()?;
+    let units = architecture.units()?;
+    let (layer, head) = (2.0 * units.active_layer as f64, 2.0 * units.projection as f64);
+    let layers = layer * config.num_hidden_layers as f64;
+    let work = Work { config, kv: 0.0, layers, head };
+    let attention = work.attention(ask.length as f64 / 2.0);
+    Ok((layer, attention / config.num_hidden_layers as f64, head))
+}
+
 /// Arithmetic of a trained token: what training needs, and what is computed again.
 pub(crate) fn token_arithmetic(
     architecture: &Architecture,
     ask: &TrainAsk,
 ) -> Result<(f64, f64), Error> {
-    let config = architecture.transformer()?;
-    let units = architecture.units()?;
-    let layers = 2.0 * units.layer as f64 * config.num_hidden_layers as f64;
-    let head = 2.0 * units.projection as f64;
-    let work = Work { config, weights: 0.0, kv: 0.0, layers, head };
-    let attention = work.attention(ask.length as f64 / 2.0);
+    let (layer, attention, head) = unit_arithmetic(architecture, ask)?;
+    let count = architecture.transformer()?.num_hidden_layers as f64;
+    let (layers, attention) = (layer * count, attention * count);
     let again = match ask.recompute {
         Recompute::None => 0.0,
         Recompute::Attention => attention,
@@ -308,8 +321,9 @@ pub struct Roofline {
     row: f64,
     logits: f64,
     past: f64,
-    /// Seconds of reading the weights, and a token of the past.
-    weights: f64,
+    /// Seconds of reading the weights that steps of 1, 2, 4 rows and so on read, and a token of the
+    /// past.
+    weights: Vec<f64>,
     kv: f64,
 }
 
@@ -326,18 +340,19 @@ impl Roofline {
         machine: &Machine,
     ) -> Result<Roofline, Error> {
         let config = architecture.transformer()?;
-        let (all, units) = (architecture.parameters()? as f64, architecture.units()?);
-        let rows_only = if config.tie_word_embeddings { 0 } else { units.embedding };
+        let units = architecture.units()?;
+        let read = |rows| -> Result<f64, Error> {
+            Ok(weight_bytes as f64 * architecture.read_share(rows)? / machine.reading(ask.weights))
+        };
         let layers = config.num_hidden_layers as f64;
         let width = (config.num_attention_heads * config.head_size()) as f64;
         let flops = machine.flops(ask.weights);
         let bandwidth = machine.bandwidth_bytes_per_second;
         Ok(Roofline {
-            row: 2.0 * units.layer as f64 * layers / flops,
+            row: 2.0 * units.active_layer as f64 * layers / flops,
             logits: 2.0 * units.projection as f64 / flops,
             past: 4.0 * width * layers / flops,
-            weights: weight_bytes as f64 * (1.0 - rows_only as f64 / all)
-                / machine.reading(ask.weights),
+            weights: (0..=16).map(|i| read(f64::from(1u32 << i))).collect::<Result<_, _>>()?,
             kv: kv_bytes(config, 1, 1, ask.kv)? as f64 / bandwidth,
         })
     }
@@ -347,7 +362,9 @@ impl crate::fleet::StepCost for Roofline {
     fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64 {
         let (rows, past, logits) = (rows as f64, past as f64, logits as f64);
         let compute = rows * self.row + logits * self.logits + past * self.past;
-        compute.max(self.weights + past * self.kv)
+        let weights = self.weights.get(rows.max(1.0).log2().ceil() as usize);
+        let weights = weights.or(self.weights.last()).copied().unwrap_or(0.0);
+        compute.max(weights + past * self.kv)
     }
 }
 
@@ -363,7 +380,7 @@ mod tests {
             kv: NumberKind::Bf16,
             step_tokens: 256,
             threads: 1,
-            budget: None,
+            ..ServeAsk::default()
         }
     }
 

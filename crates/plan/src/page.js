@@ -27,13 +27,18 @@ function serveTerms(s) {
   const kept = s.engine || s.weights === sheet.weights;
   return [
     ['weights', kept ? s.weight_bytes : stored(s.parameters, s.weights)],
-    ['K/V cache', stored(positions * s.row, s.kv)],
-    ['workspace', s.workspace.find(([requests]) => requests === s.requests)[1]],
+    ['K/V cache', s.engine ? positions * s.kv_rows[s.kv] : stored(positions * s.row, s.kv)],
+    ['workspace', s.workspace[s.kv].find(([requests]) => requests === s.requests)[1]],
     ['runtime', s.runtime],
   ];
 }
 
+// The lists that allocate, where this program runs such a training.
+const listed = (s) => (s.ranks === 1 && s.zero === 0 ? s.lists[`${s.precision} ${s.recompute} ${s.batch} ${s.length}`] : undefined);
+
 function trainTerms(s) {
+  const list = listed(s);
+  if (list) return [...s.accounts.map((name, i) => [name, list[i]]), ['runtime', s.runtime]];
   const bytes = s.precisions[s.precision];
   const held = (n, from) => (s.zero >= from ? Math.ceil(n / s.ranks) : n);
   const trained = s.adapters ?? s.parameters;
@@ -90,7 +95,9 @@ function draw() {
   }
   const over = sheet.budget ? total - sheet.budget : 0;
   const judged = !sheet.budget ? '' : over > 0 ? `; ${both(over)} more than the budget` : `; fits, ${both(-over)} are left`;
-  $('verdict').textContent = `${both(total)} in all${judged}`;
+  const by = sheet.kind === 'train' && Object.keys(sheet.lists).length
+    ? `; counted by ${listed(now) ? "the trainer's lists" : 'formulas'}` : '';
+  $('verdict').textContent = `${both(total)} in all${judged}${by}`;
   $('verdict').classList.toggle('over', over > 0);
   $('terms').replaceChildren();
   terms.forEach(([name, bytes], i) => {
@@ -132,18 +139,18 @@ const powers = (from, to, own) => {
 
 if (sheet.kind === 'serve') {
   control('context', 'Tokens of context', powers(128, sheet.longest, sheet.context));
-  control('requests', 'Requests side by side', sheet.workspace.map(([requests]) => requests));
-  if (!sheet.engine) {
-    control('weights', 'Weights', sheet.kinds.map(([name]) => name));
-    control('kv', 'K/V', sheet.kinds.map(([name]) => name));
-  }
+  control('requests', 'Requests side by side', sheet.workspace[sheet.kv].map(([requests]) => requests));
+  if (!sheet.engine) control('weights', 'Weights', sheet.kinds.map(([name]) => name));
+  control('kv', 'K/V', sheet.kv_kinds);
 } else if (sheet.kind === 'train') {
-  control('batch', 'Sequences at once', powers(1, 256, sheet.batch));
-  control('length', 'Tokens of each', powers(64, sheet.longest, sheet.length));
-  control('recompute', 'Computed again', sheet.activations.map(({ name }) => name));
-  control('precision', 'Precision', Object.keys(sheet.precisions));
-  control('zero', 'ZeRO stage', [0, 1, 2, 3]);
-  control('ranks', 'Ranks', powers(1, 1024, sheet.ranks));
+  control('batch', 'Sequences at once', sheet.batches);
+  control('length', 'Tokens of each', sheet.lengths);
+  if (sheet.activations) {
+    control('recompute', 'Computed again', sheet.activations.map(({ name }) => name));
+    control('precision', 'Precision', Object.keys(sheet.precisions));
+    control('zero', 'ZeRO stage', [0, 1, 2, 3]);
+    control('ranks', 'Ranks', powers(1, 1024, sheet.ranks));
+  }
 }
 document.querySelectorAll('.live').forEach((part) => { part.hidden = false; });
 draw();

@@ -3,7 +3,7 @@
 //! Parameters come from these numbers by the layout that the program itself would allocate; the
 //! totals that were published are test data, not table data.
 
-use crate::Error;
+use crate::{Architecture, Error, Experts};
 use models::{
     MlpConfig, ModelConfig, NormConfig, PositionConfig, RnnConfig, SlidingWindow, TransformerConfig,
 };
@@ -49,6 +49,12 @@ pub struct Published {
     tied: bool,
     context: usize,
     near: Near,
+    experts: Option<Experts>,
+}
+
+/// A mixture: experts of a layer, those that a token goes through, F of one, F of a shared one.
+const fn sparse(dense: Published, [count, active, inner, shared]: [u64; 4]) -> Published {
+    Published { experts: Some(Experts { count, active, inner, shared }), ..dense }
 }
 
 const fn row(
@@ -59,14 +65,14 @@ const fn row(
     context: usize,
     near: Near,
 ) -> Published {
-    Published { name, style, shape, tied, context, near }
+    Published { name, style, shape, tied, context, near, experts: None }
 }
 
 use Style::{Gemma, Gemma2, Gemma3, Gpt2, Llama, Qwen2, Qwen3};
 
 /// Every published model that has a name here.
 #[rustfmt::skip]
-const ALL: [Published; 26] = [
+const ALL: [Published; 30] = [
     row("gpt2", Gpt2, [12, 768, 12, 12, 64, 3072, 50257], true, 1024, Near::None),
     row("gpt2-medium", Gpt2, [24, 1024, 16, 16, 64, 4096, 50257], true, 1024, Near::None),
     row("gpt2-large", Gpt2, [36, 1280, 20, 20, 64, 5120, 50257], true, 1024, Near::None),
@@ -93,6 +99,10 @@ const ALL: [Published; 26] = [
     row("gemma-2-2b", Gemma2, [26, 2304, 8, 4, 256, 9216, 256_000], true, 8192, Near::Even(4096)),
     row("gemma-3-270m", Gemma3, [18, 640, 4, 1, 256, 2048, 262_144], true, 32768, Near::AllBut(6, 512)),
     row("gemma-3-1b", Gemma3, [26, 1152, 4, 1, 256, 6912, 262_144], true, 32768, Near::AllBut(6, 512)),
+    sparse(row("mixtral-8x7b", Llama, [32, 4096, 32, 8, 128, 0, 32000], false, 32768, Near::None), [8, 2, 14336, 0]),
+    sparse(row("qwen1.5-moe-a2.7b", Qwen2, [24, 2048, 16, 16, 128, 0, 151_936], false, 8192, Near::None), [60, 4, 1408, 5632]),
+    sparse(row("qwen3-30b-a3b", Qwen3, [48, 2048, 32, 4, 128, 0, 151_936], false, 40960, Near::None), [128, 8, 768, 0]),
+    sparse(row("qwen3-235b-a22b", Qwen3, [94, 4096, 64, 4, 128, 0, 151_936], false, 40960, Near::None), [128, 8, 1536, 0]),
 ];
 
 /// Models of this program's own experiment.
@@ -111,7 +121,16 @@ impl Published {
         ALL.iter()
     }
 
-    /// The configuration.
+    /// The model.
+    ///
+    /// # Errors
+    /// Numbers that make no network: none of the table's.
+    pub fn architecture(&self) -> Result<Architecture, Error> {
+        let config = ModelConfig::Transformer(self.config());
+        Architecture::of(self.name, config, false)?.with_experts(self.experts)
+    }
+
+    /// The configuration; of a mixture that of what a token goes through.
     pub fn config(&self) -> TransformerConfig {
         let [layers, hidden, heads, kv_heads, head_dim, inner, vocab] = self.shape;
         let textbook = self.style != Gpt2;
@@ -133,7 +152,7 @@ impl Published {
             num_attention_heads: heads,
             num_key_value_heads: Some(kv_heads),
             head_dim: Some(head_dim),
-            intermediate_size: inner,
+            intermediate_size: self.experts.map_or(inner, |e| e.active_inner() as usize),
             norm: if textbook { NormConfig::Rms } else { NormConfig::Layer },
             positions: if textbook { PositionConfig::Rotary } else { PositionConfig::Learned },
             mlp: match self.style {
@@ -161,7 +180,7 @@ impl Published {
 ///
 /// # Errors
 /// [`Error::UnknownModel`] with the nearest names.
-pub(crate) fn find(name: &str) -> Result<(&'static str, ModelConfig), Error> {
+pub(crate) fn find(name: &str) -> Result<Architecture, Error> {
     let bare = name.rsplit('/').next().unwrap_or(name).to_lowercase().replace('_', "-");
     let alias = match bare.as_str() {
         "gpt2-124m" | "gpt2-small" => "gpt2",
@@ -170,17 +189,19 @@ pub(crate) fn find(name: &str) -> Result<(&'static str, ModelConfig), Error> {
         "meta-llama-3-70b" | "llama-3.1-70b" => "llama-3-70b",
         "llama-2-7b-hf" => "llama-2-7b",
         "mistral-7b" => "mistral-7b-v0.1",
+        "mixtral-8x7b-v0.1" | "mixtral" => "mixtral-8x7b",
         other => other,
     };
     if let Some(row) = ALL.iter().find(|row| row.name == alias) {
-        return Ok((row.name, ModelConfig::Transformer(row.config())));
+        return row.architecture();
     }
     let (vocab, longest) = PROBE;
     match alias {
         "email-transformer" => {
-            Ok((OWN[0], ModelConfig::Transformer(TransformerConfig::email(vocab, longest))))
+            let config = ModelConfig::Transformer(TransformerConfig::email(vocab, longest));
+            Architecture::of(OWN[0], config, true)
         }
-        "email-rnn" => Ok((OWN[1], ModelConfig::Rnn(RnnConfig::email(vocab)))),
+        "email-rnn" => Architecture::of(OWN[1], ModelConfig::Rnn(RnnConfig::email(vocab)), true),
         _ => Err(Error::UnknownModel { name: name.to_owned(), near: nearest(&bare, names()) }),
     }
 }

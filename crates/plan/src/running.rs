@@ -1,13 +1,11 @@
 //! Predictions by the lists that allocate: what `autoreg serve` and `autoreg train` will take.
 
 use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
-use engine::serving::{Engine, Limits, NetworkExecutor};
+use engine::serving::{Draft, Engine, Limits, NetworkExecutor};
+use kernels::KvKind;
 use ledger::{Account, Plan};
-use models::{LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
+use models::{KvPages, LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
 use train::{BatchShape, OptimizerKind, Recipe, TrainConfig, Trainer};
-
-/// Tokens of a page of K/V, as `autoreg serve` has them unless told otherwise.
-pub const PAGE_TOKENS: u64 = 16;
 
 /// What a process of this program takes beside its lists.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,16 +24,16 @@ fn size(what: &'static str, n: u64) -> Result<usize, Error> {
 /// Sizes that do not fit into 64 bits.
 pub fn limits(architecture: &Architecture, ask: &ServeAsk) -> Result<Limits, Error> {
     let what = "the K/V cache";
-    let pages = ask.context.div_ceil(PAGE_TOKENS);
+    let pages = ask.context.div_ceil(ask.page_tokens);
     let pages = pages.checked_mul(ask.requests).ok_or(Error::Overflow { what })?;
     let (sequences, step) = (size(what, ask.requests)?, size(what, ask.step_tokens)?);
     Ok(Limits {
         pages: size(what, pages)?,
-        page_tokens: PAGE_TOKENS as usize,
+        page_tokens: size(what, ask.page_tokens)?,
         step_tokens: step.max(sequences),
         sequences,
         shares: NetworkExecutor::shares(&architecture.config),
-        drafts: 0,
+        drafts: size(what, ask.drafts)?,
         window: architecture.config.window(),
     })
 }
@@ -74,20 +72,102 @@ pub(crate) fn step_workspace(architecture: &Architecture, ask: &ServeAsk) -> Res
 /// # Errors
 /// Numbers that make no network or do not fit into 64 bits.
 pub fn serve_plan(architecture: &Architecture, ask: &ServeAsk) -> Result<Plan, Error> {
-    let config = &architecture.config;
+    let config = &keeping(architecture, ask.kv)?;
     if let ModelConfig::Transformer(c) = config {
         // The engine's lists multiply without a check.
         let (requests, kind) = (ask.requests, crate::NumberKind::F32);
-        let context = ask.context.checked_next_multiple_of(PAGE_TOKENS);
+        let context = ask.context.checked_next_multiple_of(ask.page_tokens);
         let context = context.ok_or(Error::Overflow { what: "the K/V cache" })?;
         let all = models::TransformerConfig { sliding_window: None, ..c.clone() };
         crate::kv_bytes(&all, context, requests, kind)?;
     }
     let limits = limits(architecture, ask)?;
-    let threads = size("--threads", ask.threads)?;
-    let mut plan = Model::plan(config).map_err(|e| architecture.error(e))?;
-    plan.extend(NetworkExecutor::plan(config, &limits, threads)?);
-    plan.extend(Engine::plan(config.vocab_size(), &limits));
+    serving_lists(config, &limits, size("--threads", ask.threads)?)
+}
+
+/// What `autoreg serve` allocates for a network: weights, buffers of a step, pages, logits.
+///
+/// # Errors
+/// Numbers that make no network.
+pub fn serving_lists(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
+    let mut plan = network_lists(config, limits, threads)?;
+    plan.extend(Engine::plan(config.vocab_size(), limits));
+    Ok(plan)
+}
+
+/// The same of a network that guesses ahead for another: it has no pages of windows apart.
+///
+/// # Errors
+/// Numbers that make no network.
+pub fn draft_lists(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
+    let limits = Limits { window: None, ..*limits };
+    let mut plan = network_lists(config, &limits, threads)?;
+    plan.extend(Draft::plan(config.vocab_size(), &limits));
+    Ok(plan)
+}
+
+fn network_lists(config: &ModelConfig, limits: &Limits, threads: usize) -> Result<Plan, Error> {
+    let model = |source| Error::Model { name: config.kind().to_owned(), source };
+    let mut plan = Plan::default();
+    if !matches!(config, ModelConfig::Ngram(_)) {
+        plan.extend(Model::plan(config).map_err(model)?);
+        plan.extend(NetworkExecutor::plan(config, limits, threads)?);
+    }
+    Ok(plan)
+}
+
+/// How this program keeps keys and values that are stored so; none where it has no such kind.
+pub fn kv_kind(kind: crate::NumberKind) -> Option<KvKind> {
+    match kind {
+        crate::NumberKind::F32 => Some(KvKind::F32),
+        crate::NumberKind::F16 => Some(KvKind::F16),
+        crate::NumberKind::Q8 => Some(KvKind::Q8),
+        _ => None,
+    }
+}
+
+/// The kinds that this program keeps keys and values in.
+pub(crate) const KV_KINDS: [crate::NumberKind; 3] =
+    [crate::NumberKind::F32, crate::NumberKind::F16, crate::NumberKind::Q8];
+
+/// The configuration with keys and values kept as asked.
+fn keeping(architecture: &Architecture, kind: crate::NumberKind) -> Result<ModelConfig, Error> {
+    let mut config = architecture.config.clone();
+    let own = kv_kind(kind).ok_or_else(|| {
+        Error::number("--kv", kind.name(), "this program keeps keys and values in f32, f16 or q8_0")
+    })?;
+    if let ModelConfig::Transformer(c) = &mut config {
+        c.kv = own;
+    }
+    Ok(config)
+}
+
+/// Bytes of K/V of a position of one layer, as the pool allocates them.
+pub(crate) fn kv_row_bytes(
+    architecture: &Architecture,
+    kind: crate::NumberKind,
+) -> Result<u64, Error> {
+    let config = keeping(architecture, kind)?;
+    let layers = architecture.transformer()?.num_hidden_layers.max(1) as u64;
+    // A page that holds whole tiles of keys: its bytes a position are those of every page.
+    const TOKENS: usize = 1024;
+    let pages = KvPages { pages: 1, near: 1, page_tokens: TOKENS };
+    let ModelConfig::Transformer(c) = &config else { return Ok(0) };
+    Ok(models::KvPool::plan(c, pages).total() / layers / TOKENS as u64)
+}
+
+/// The lists of a model and of one that guesses for it.
+fn with_draft(
+    architecture: &Architecture,
+    ask: &ServeAsk,
+    draft: Option<&Architecture>,
+) -> Result<Plan, Error> {
+    let mut plan = serve_plan(architecture, ask)?;
+    if let Some(draft) = draft {
+        let limits = limits(architecture, ask)?;
+        let threads = size("--threads", ask.threads)?;
+        plan.extend(draft_lists(&keeping(draft, ask.kv)?, &limits, threads)?);
+    }
     Ok(plan)
 }
 
@@ -99,9 +179,10 @@ pub fn serve(
     architecture: &Architecture,
     ask: &ServeAsk,
     runtime: Runtime,
+    draft: Option<&Architecture>,
 ) -> Result<Prediction, Error> {
     ask.check()?;
-    let plan = serve_plan(architecture, ask)?;
+    let plan = with_draft(architecture, ask, draft)?;
     let mut terms = Terms::of_plan(&plan);
     terms.add("runtime", runtime.bytes);
     let model = (&architecture.name[..], architecture.parameters()?);
@@ -119,7 +200,7 @@ pub fn serve(
     }
     if let ModelConfig::Transformer(c) = &architecture.config {
         prediction.kv_bytes_per_token =
-            Some(NetworkExecutor::bytes_per_token(&architecture.config));
+            Some(NetworkExecutor::bytes_per_token(&keeping(architecture, ask.kv)?));
         if let Some(window) = &c.sliding_window {
             prediction.notes.push(format!(
                 "{} layers see only the last {} tokens and keep no more of them",
@@ -130,7 +211,7 @@ pub fn serve(
     }
     prediction.notes.extend(architecture.notes.iter().cloned());
     let then = |other: ServeAsk| {
-        let plan = serve_plan(architecture, &other)?;
+        let plan = with_draft(architecture, &other, draft)?;
         Ok(plan.total() + runtime.bytes)
     };
     let others = [
@@ -138,6 +219,11 @@ pub fn serve(
         (ask.context, "context", "K/V cache", "longer prompts are refused"),
         (ask.step_tokens, "step-tokens", "workspace", "prompts in more steps"),
     ];
+    const QUALITY: &str = "quality: measure it on your own text with `autoreg diagnose --kv`";
+    let kinds = [(crate::NumberKind::F16, "--kv f16"), (crate::NumberKind::Q8, "--kv q8")];
+    let kinds = kinds.into_iter().filter(|_| prediction.kv_bytes_per_token.is_some());
+    let kinds =
+        kinds.map(|(kv, flag)| (flag.to_owned(), "K/V cache", QUALITY, ServeAsk { kv, ..*ask }));
     let others = others.into_iter().filter(|(now, ..)| *now > 1).map(|(now, flag, term, costs)| {
         let half = now / 2;
         let other = match flag {
@@ -147,7 +233,7 @@ pub fn serve(
         };
         (format!("--{flag} {half}"), term, costs, other)
     });
-    let levers = levers(prediction.total_bytes, others, then)?;
+    let levers = levers(prediction.total_bytes, others.chain(kinds), then)?;
     prediction.set_levers(levers);
     Ok(prediction)
 }
@@ -220,6 +306,33 @@ pub fn train(
     let levers = levers(total_bytes, others.into_iter(), then)?;
     prediction.set_levers(levers);
     Ok(prediction)
+}
+
+/// Bytes by account of every training that a page's sliders reach and this program runs: precision,
+/// recomputation, sequences at once and their length.
+pub(crate) fn train_lists(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+    (batches, lengths): (&[u64], &[u64]),
+) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
+    let mut lists = serde_json::Map::new();
+    for precision in [crate::Precision::Bf16, crate::Precision::F32] {
+        for recompute in Recompute::ALL {
+            for &batch in batches {
+                for &length in lengths {
+                    let other = TrainAsk { precision, recompute, batch, length, ..*ask };
+                    if !trains(architecture, &other) {
+                        continue;
+                    }
+                    let Ok(plan) = train_plan(architecture, &other) else { continue };
+                    let bytes: Vec<u64> = Account::ALL.map(|account| plan.of(account)).to_vec();
+                    let key = format!("{} {} {batch} {length}", precision.name(), recompute.name());
+                    lists.insert(key, bytes.into());
+                }
+            }
+        }
+    }
+    Ok(lists)
 }
 
 /// The lists of `autoreg train`.

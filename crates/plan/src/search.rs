@@ -1,8 +1,8 @@
 //! The questions asked backwards: what fits a budget, and how much of it.
 
 use crate::serve::over;
-use crate::{Architecture, Error, Published, TrainAsk, both, train};
-use models::{ModelConfig, Recompute};
+use crate::{Architecture, Error, Prediction, Published, TrainAsk, both};
+use models::Recompute;
 use serde::Serialize;
 
 /// The largest n of 1..=limit that fits, where what is taken grows with n; none where 1 does not.
@@ -40,8 +40,7 @@ pub fn largest_published(
 ) -> Result<Option<(&'static str, u64, u64)>, Error> {
     let mut best: Option<(&'static str, u64, u64)> = None;
     for row in Published::all() {
-        let config = ModelConfig::Transformer(row.config());
-        let architecture = Architecture::of(row.name, config, false)?;
+        let architecture = row.architecture()?;
         let parameters = architecture.parameters()?;
         let bytes = match total(&architecture) {
             Ok(bytes) if bytes <= budget => bytes,
@@ -83,15 +82,24 @@ pub struct Searched {
     pub fail: Vec<Candidate>,
 }
 
+/// What a training takes, by lists or by formulas.
+pub type Predict<'a> = dyn Fn(&TrainAsk) -> Result<Prediction, Error> + 'a;
+
 /// Tries stage × recomputation × micro-batch × adapters; the step's sequences stay the same.
 ///
 /// # Errors
 /// Numbers that make no training.
-pub fn search(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Result<Searched, Error> {
+pub fn search(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+    budget: u64,
+    predict: &Predict<'_>,
+) -> Result<Searched, Error> {
     let mut found = Searched { fit: Vec::new(), fail: Vec::new() };
     let stages = if ask.layout.ranks > 1 { 0..=3u8 } else { 0..=0 };
     let adapters: &[Option<u64>] = match ask.lora {
         Some(_) => &[ask.lora],
+        None if architecture.experts.is_some() => &[None],
         None => &[None, Some(16)],
     };
     let mut batches = vec![ask.batch];
@@ -105,7 +113,7 @@ pub fn search(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Resul
                     let mut other = TrainAsk { lora, recompute, batch, ..*ask };
                     other.accumulate = ask.accumulate.saturating_mul(ask.batch.div_ceil(batch));
                     other.layout.stage = stage;
-                    let candidate = candidate(architecture, &other, budget)?;
+                    let candidate = candidate(architecture, &other, budget, predict)?;
                     let list = if candidate.fits { &mut found.fit } else { &mut found.fail };
                     list.push(candidate);
                 }
@@ -121,8 +129,13 @@ pub fn search(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Resul
     Ok(found)
 }
 
-fn candidate(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Result<Candidate, Error> {
-    let plan = train(architecture, &TrainAsk { budget: Some(budget), ..*ask })?;
+fn candidate(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+    budget: u64,
+    predict: &Predict<'_>,
+) -> Result<Candidate, Error> {
+    let plan = predict(&TrainAsk { budget: Some(budget), ..*ask })?;
     let (needed, again) = crate::machine::token_arithmetic(architecture, ask)?;
     let rows = ask.tokens_per_step()? as f64 / ask.layout.ranks as f64;
     let mut flags = format!("--batch {}", ask.batch);
@@ -162,9 +175,9 @@ fn candidate(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Result
 /// # Errors
 /// Numbers that make no training.
 pub fn fewest_ranks(
-    architecture: &Architecture,
     ask: &TrainAsk,
     budget: u64,
+    predict: &Predict<'_>,
 ) -> Result<Option<(u64, u8)>, Error> {
     for power in 0..=12 {
         let ranks = 1u64 << power;
@@ -172,7 +185,7 @@ pub fn fewest_ranks(
             let mut other = *ask;
             other.layout.ranks = ranks;
             other.layout.stage = stage;
-            if train(architecture, &other)?.total_bytes <= budget {
+            if predict(&other)?.total_bytes <= budget {
                 return Ok(Some((ranks, stage)));
             }
         }

@@ -22,8 +22,29 @@ pub struct ServeAsk {
     pub step_tokens: u64,
     /// Workers.
     pub threads: u64,
+    /// Tokens of a page of K/V, where this program runs it.
+    pub page_tokens: u64,
+    /// Tokens guessed ahead of each sequence, where this program runs it.
+    pub drafts: u64,
     /// Bytes that may be taken.
     pub budget: Option<u64>,
+}
+
+impl Default for ServeAsk {
+    /// One request of 4,096 tokens, 16-bit weights, keys and values, as `autoreg serve` steps.
+    fn default() -> ServeAsk {
+        ServeAsk {
+            context: 4096,
+            requests: 1,
+            weights: NumberKind::Bf16,
+            kv: NumberKind::Bf16,
+            step_tokens: 256,
+            threads: 1,
+            page_tokens: 16,
+            drafts: 0,
+            budget: None,
+        }
+    }
 }
 
 impl ServeAsk {
@@ -39,6 +60,8 @@ impl ServeAsk {
         within("--context", self.context, u64::MAX)?;
         within("--requests", self.requests, 1 << 20)?;
         within("--step-tokens", self.step_tokens, 1 << 20)?;
+        within("--page-tokens", self.page_tokens, 1024)?;
+        within("--draft-tokens", self.drafts + 1, 33)?;
         within("--threads", self.threads, 1024)
     }
 }
@@ -88,8 +111,8 @@ pub fn serve(architecture: &Architecture, ask: &ServeAsk) -> Result<Prediction, 
     plan.notes.extend(architecture.notes.iter().cloned());
     if let Some(window) = &config.sliding_window {
         plan.notes.push(format!(
-            "{} of {} layers keep their last {} positions only; this program keeps all of them: \
-             --by engine counts so",
+            "{} of {} layers see and keep their last {} positions only; this program keeps them in whole \
+             pages: --by engine counts so",
             window.layers.len(),
             config.num_hidden_layers,
             window.tokens

@@ -70,6 +70,14 @@ impl StateBytes {
 }
 
 impl Precision {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Bf16 => "bf16",
+            Precision::F32 => "f32",
+        }
+    }
+
     /// The kind of weights that computation reads.
     pub fn weights(self) -> NumberKind {
         match self {

@@ -96,7 +96,11 @@ impl TrainAsk {
             return Err(Error::number("--threads", self.threads, "it must be 1 to 1024"));
         }
         self.layout.check()?;
+        if self.optimizer == Optimizer::Muon {
+            architecture.without_experts("--optimizer muon")?;
+        }
         if let Some(rank) = self.lora {
+            architecture.without_experts("--lora")?;
             let most = architecture.transformer()?.hidden_size as u64;
             if rank == 0 || rank > most {
                 let expected = format!("it must be 1 to the model's width, {most}");
@@ -343,7 +347,7 @@ fn levers(architecture: &Architecture, ask: &TrainAsk, total: u64) -> Result<Vec
         let other = TrainAsk { logits: Logits::Chunked, ..*ask };
         lever("--logits chunked".into(), "logits", "nothing: the same numbers", other)?;
     }
-    if ask.lora.is_none() {
+    if ask.lora.is_none() && architecture.experts.is_none() {
         let costs = "quality: adapters learn less; recheck the validation loss";
         lever("--lora 16".into(), "optimizer", costs, TrainAsk { lora: Some(16), ..*ask })?;
     }

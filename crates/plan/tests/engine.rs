@@ -130,6 +130,7 @@ fn check(limits: Limits, load: (usize, usize), tokens: (usize, usize)) -> u64 {
         replicas: 1,
         routing: Routing::RoundRobin,
         limits,
+        turnaround_s: 0.0,
         seed: 0,
     };
     let seen = simulate(&ask, &Cost).unwrap();

@@ -53,8 +53,9 @@ fn the_engines_lists_are_the_terms() {
         step_tokens: 64,
         threads: 2,
         budget: Some(1),
+        ..ServeAsk::default()
     };
-    let plan = running::serve(&model, &ask, Runtime { bytes: 5 }).unwrap();
+    let plan = running::serve(&model, &ask, Runtime { bytes: 5 }, None).unwrap();
     // Pages of 16 tokens: seven a sequence.
     let kv = kv_bytes(model.transformer().unwrap(), 112, 3, NumberKind::F32).unwrap();
     assert_eq!((plan.terms.of("K/V cache"), plan.terms.of("runtime")), (kv, 5));
@@ -171,7 +172,7 @@ proptest! {
             kv: NumberKind::Q8,
             step_tokens: 8,
             threads: 1,
-            budget: None,
+            ..ServeAsk::default()
         };
         if let Ok(plan) = serve(&model, &ask) {
             prop_assert!(plan.terms.of("K/V cache") as f64 >= context as f64);

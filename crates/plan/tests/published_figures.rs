@@ -349,7 +349,7 @@ fn qwen3_8b_on_hosts_of_24_gib() {
     let model = named("qwen3-8b");
     let ask = TrainAsk { recompute: Recompute::Layer, length: 1024, ..TrainAsk::default() };
     // States alone leave room from stage 3 on 8 hosts on.
-    assert_eq!(fewest_ranks(&model, &ask, budget).unwrap(), Some((8, 3)));
+    assert_eq!(fewest_ranks(&ask, budget, &|ask| plan::train(&model, ask)).unwrap(), Some((8, 3)));
     let on = |stage, ranks| {
         let ask = TrainAsk { layout: Layout { stage, ranks }, ..ask };
         train(&model, &ask).unwrap().total_bytes <= budget
@@ -499,4 +499,48 @@ fn the_own_models_are_counted_by_the_lists_that_allocate() {
     assert_eq!(halves.terms.of("optimizer") - of(both).terms.of("optimizer"), 4 * hidden);
     assert!(plan::running::trains(&model, &TrainAsk { lora: Some(8), ..ask }));
     assert!(!plan::running::trains(&model, &TrainAsk { lora: Some(8), ..mixed }));
+}
+
+/// Totals as the published files have them; what a token goes through as the names say.
+#[test]
+fn mixtures_have_all_their_experts() {
+    for (name, parameters, active_billions, kv) in [
+        ("mixtral-8x7b", 46_702_792_704u64, 12.9, 131_072),
+        ("qwen1.5-moe-a2.7b", 14_315_784_192, 2.7, 196_608),
+        ("qwen3-30b-a3b", 30_532_122_624, 3.3, 98_304),
+        ("qwen3-235b-a22b", 235_093_634_560, 22.2, 192_512),
+    ] {
+        let model = Architecture::open(name).unwrap();
+        assert_eq!(model.parameters().unwrap(), parameters, "{name}");
+        let active = model.active_parameters().unwrap() as f64 / 1e9;
+        assert!((active / active_billions - 1.0).abs() < 0.02, "{name}: {active}");
+        let config = model.transformer().unwrap();
+        assert_eq!(plan::kv_bytes(config, 1, 1, plan::NumberKind::Bf16).unwrap(), kv, "{name}");
+    }
+    // Alone a token reads its own experts; a machine that reads is then quicker than with all.
+    let model = Architecture::open("mixtral-8x7b").unwrap();
+    let bytes = 2 * model.parameters().unwrap();
+    let machine = plan::Machine::open("h200-sxm").unwrap();
+    let ask = |requests| plan::ServeAsk {
+        context: 16,
+        requests,
+        weights: plan::NumberKind::Bf16,
+        kv: plan::NumberKind::Bf16,
+        step_tokens: 256,
+        threads: 1,
+        ..plan::ServeAsk::default()
+    };
+    let one = plan::serve_times(&model, &ask(1), bytes, &machine).unwrap().token_s;
+    let many = plan::serve_times(&model, &ask(64), bytes, &machine).unwrap().token_s;
+    assert!((one * 4800e9 / (2.0 * 12.75e9) - 1.0).abs() < 0.03, "{one}");
+    assert!((many * 4800e9 / (2.0 * 46.57e9) - 1.0).abs() < 0.03, "{many}");
+    let train = plan::train(&model, &plan::TrainAsk::default()).unwrap();
+    assert_eq!(train.terms.of("master weights"), 4 * 46_702_792_704);
+    for ask in [
+        plan::TrainAsk { lora: Some(8), ..plan::TrainAsk::default() },
+        plan::TrainAsk { optimizer: plan::Optimizer::Muon, ..plan::TrainAsk::default() },
+    ] {
+        let error = plan::train(&model, &ask).unwrap_err().to_string();
+        assert!(error.contains("mixture of experts"), "{error}");
+    }
 }

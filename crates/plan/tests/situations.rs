@@ -1,7 +1,10 @@
 //! Situations that were recorded by `scripts/record-situations`, each with its verdict.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use plan::diagnose::{Diagnosis, Evidence, Quality, compare, diagnose, diagnose_knowing};
+use plan::diagnose::{
+    Bits, Diagnosis, Evidence, Quality, compare, compare_knowing, comparison_page, diagnose,
+    diagnose_knowing, diagnosis_page,
+};
 use std::path::{Path, PathBuf};
 
 fn path(name: &str) -> PathBuf {
@@ -28,6 +31,9 @@ fn check(name: &str, limiting: &str, first: &str, refused: &str) -> Diagnosis {
         let lever = &found.levers[i];
         lever.gain_seconds.unwrap_or_else(|| lever.gain_bytes.unwrap() as f64)
     };
+    let page = diagnosis_page(&evidence(name), &found);
+    assert!(page.contains("What would not help") && !page.contains("<script"), "{page}");
+    assert_eq!(page.contains("Where the bytes are"), found.total_bytes > 0);
     assert!((1..found.levers.len()).all(|i| gain(i - 1) >= gain(i) && gain(i) > 0.0));
     assert!(found.text().lines().all(|line| line.chars().count() <= 80), "{}", found.text());
     found
@@ -52,6 +58,7 @@ fn a_small_batch() {
     assert!(fewer_bits.why.contains("on your own text"));
     // With its cost measured it is advised, cost beside gain.
     let quality = Quality {
+        bits: Bits::Weights,
         original: "big.gguf".to_owned(),
         instead: "small.gguf".to_owned(),
         text: "mine.txt".to_owned(),
@@ -79,7 +86,37 @@ fn a_small_batch() {
 
 #[test]
 fn a_small_pool() {
-    check("small-pool.prom", "K/V pool", "twice --kv-tokens", "more --max-sequences");
+    let found = check("small-pool.prom", "K/V pool", "twice --kv-tokens", "more --max-sequences");
+    let refused = found.refused.iter().find(|r| r.change == "K/V in fewer bits").unwrap();
+    assert!(refused.why.contains("on your own text"));
+    // Keys and values in fewer bits are advised with their cost, of the pool's bytes or its waits.
+    let quality = Quality {
+        bits: Bits::Kv,
+        original: "m.gguf".to_owned(),
+        instead: "m.gguf with --kv q8".to_owned(),
+        text: "mine.txt".to_owned(),
+        tokens: 1000,
+        perplexity: 20.0,
+        perplexity_instead: 20.1,
+        divergence_nats: 0.001,
+        same_best_share: 0.99,
+        bytes: 400,
+        bytes_instead: 100,
+    };
+    let recorded = evidence("small-pool.prom");
+    let knowing = diagnose_knowing(&recorded, Some(&quality)).unwrap();
+    let lever = knowing.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
+    let serving = recorded.serving.clone().unwrap();
+    assert_eq!(lever.gain_seconds, Some(serving.queue_s + serving.prefill_s));
+    let large = evidence("large-pool.ledger.json");
+    let knowing = diagnose_knowing(&large, Some(&quality)).unwrap();
+    let lever = knowing.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
+    assert_eq!(lever.gain_bytes, Some(large.terms.of("K/V cache") / 4 * 3));
+    // Beside a change that was made, quality stands with memory and time.
+    let both = compare_knowing(&recorded, &recorded, Some(quality)).unwrap();
+    let perplexity = both.perplexity.clone().unwrap();
+    assert_eq!((perplexity.before, perplexity.after), (20.0, 20.1));
+    assert!(both.verdict.contains("0.0010 nats") && both.text().contains("perplexity"));
 }
 
 #[test]
@@ -112,6 +149,24 @@ fn a_slow_network() {
 }
 
 #[test]
+fn a_slow_disk() {
+    let line = |step: u64| {
+        let s = step as f64;
+        format!(
+            r#"{{"step": {step}, "seconds": {}, "data_seconds": {}, "tokens": {}}}"#,
+            2.0 * s,
+            1.2 * s,
+            100 * step
+        )
+    };
+    let log = format!("{}\n{}\n", line(1), line(10));
+    let found = diagnose(&Evidence::of_text("metrics.jsonl", &log).unwrap()).unwrap();
+    assert_eq!(found.limiting_term, "data loading");
+    assert!((found.levers[0].gain_seconds.unwrap() - 1.2).abs() < 1e-9, "{:?}", found.levers);
+    assert!(found.refused.iter().any(|r| r.change.contains("precision")));
+}
+
+#[test]
 fn a_longer_prompt_takes_keys_and_values_not_weights_and_not_gradients() {
     let (short, long) = (evidence("prompt-short.json"), evidence("prompt-long.json"));
     let found = compare(&short, &long).unwrap();
@@ -137,6 +192,8 @@ fn times_add_up_and_the_change_is_judged() {
     let sum: f64 = found.milliseconds.iter().map(|c| c.difference).sum();
     let total = found.total_ms.clone().unwrap();
     assert!((sum - total.difference).abs() < 1e-6 * total.before);
+    let page = comparison_page(&found);
+    assert!(page.contains("The change worked") && page.matches("<svg").count() >= 2, "{page}");
     let back = compare(&after, &before).unwrap();
     assert_eq!(back.worked, Some(true), "decode is what limited: {}", back.verdict);
     let same = compare(&before, &before).unwrap();

@@ -9,11 +9,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::task::block_in_place;
 
-/// What may stay unexplained, as a share of the process.
-const TOLERANCE: f64 = 0.03;
-
-/// `GET /ledger`: bytes by term: predicted, charged in the books (`measured_bytes`), and in memory
-/// now (`resident_bytes`): a page of a buffer takes room when it is first written to.
+/// `GET /ledger`: bytes by term: predicted, charged in the books now (`bytes`) and at most
+/// (`peak_bytes`), and in memory now (`resident_bytes`): a page of a buffer takes room when it is first
+/// written to. Mapped files stand apart: the system can take them back.
 pub async fn ledger(State(app): State<Arc<App>>) -> Json<Value> {
     Json(block_in_place(|| books(&app)))
 }
@@ -23,23 +21,30 @@ fn books(app: &App) -> Value {
     let resident = ledger::resident_by_account();
     let row = |account: Account| {
         let (predicted, measured) = (plan.of(account), books.current[account as usize]);
+        let most = books.most[account as usize];
         let there = resident.map_or(measured, |resident| resident[account as usize]);
         (predicted + measured > 0).then(|| {
             json!({
-                "term": account.name(), "predicted_bytes": predicted, "measured_bytes": measured,
-                "resident_bytes": there,
+                "name": account.name(), "bytes": measured, "predicted_bytes": predicted,
+                "peak_bytes": most, "resident_bytes": there,
             })
         })
     };
     let mut rows: Vec<Value> = Account::ALL.into_iter().filter_map(row).collect();
     // Not of the lists: the program's own pages, stacks, and what small things take.
-    let ledger::Rest { program, stacks, heap } = ledger::rest().unwrap_or_default();
-    let (runtime, beside) = (app.model.runtime_bytes, program + stacks + heap);
+    let rest = ledger::rest().unwrap_or_default();
+    let (runtime, beside) = (app.model.runtime_bytes, rest.runtime());
     rows.push(json!({
-        "term": "runtime", "predicted_bytes": runtime, "measured_bytes": beside,
-        "resident_bytes": beside, "program_bytes": program, "stacks_bytes": stacks,
-        "heap_bytes": heap,
+        "name": "runtime", "bytes": beside, "predicted_bytes": runtime,
+        "resident_bytes": beside, "program_bytes": rest.program, "stacks_bytes": rest.stacks,
+        "heap_bytes": rest.heap,
     }));
+    if rest.mapped > 0 {
+        rows.push(json!({
+            "name": "mapped files", "bytes": rest.mapped, "predicted_bytes": 0,
+            "resident_bytes": rest.mapped,
+        }));
+    }
     let sum = |name: &str| rows.iter().filter_map(|row| row[name].as_u64()).sum::<u64>();
     let explained = sum("resident_bytes");
     let process = ledger::resident_bytes();
@@ -47,18 +52,24 @@ fn books(app: &App) -> Value {
     let share = unexplained as f64 / process.max(1) as f64;
     let limits = app.engine.limits();
     let (held, kept) = app.metrics.pages();
+    let largest = rows.iter().max_by_key(|row| row["bytes"].as_u64());
+    let reserved = plan.of(Account::KvCache);
     json!({
+        "limiting_term": largest.map(|row| row["name"].clone()),
+        "total_bytes": sum("bytes"),
+        "reclaimable_bytes": rest.mapped,
         "terms": rows,
         "predicted_process_bytes": plan.total() + runtime,
         "process_bytes": process,
         "process_peak_bytes": ledger::peak_bytes(),
         "unexplained_bytes": unexplained,
         "unexplained_share": share,
-        "tolerance_share": TOLERANCE,
-        "within_tolerance": share.abs() <= TOLERANCE,
+        "tolerance_share": ledger::TOLERANCE,
+        "within_tolerance": share.abs() <= ledger::TOLERANCE,
         "kv": {
             "pages": limits.pages, "page_tokens": limits.page_tokens,
-            "tokens": limits.capacity(), "bytes": plan.of(Account::KvCache),
+            "tokens": limits.capacity(), "bytes": reserved, "reserved_bytes": reserved,
+            "in_use_bytes": reserved / limits.pages.max(1) as u64 * u64::try_from(held).unwrap_or(0),
             "kind": app.model.kv, "pages_held": held, "pages_kept": kept,
         },
         "draft": app.model.draft.as_ref().map(|draft| json!({

@@ -4,7 +4,7 @@ mod model;
 mod scaling;
 mod tiles;
 
-use crate::cmd::train::ledger_table;
+use crate::cmd::recording::{self, LedgerArgs};
 use crate::cmd::{json, team};
 use crate::error::CliError;
 use crate::term::{self, mib, thousands};
@@ -115,6 +115,8 @@ struct TrainSpeed {
     steps: u64,
     #[arg(long)]
     threads: Option<usize>,
+    #[command(flatten)]
+    ledger: LedgerArgs,
     #[arg(long)]
     json: bool,
 }
@@ -123,7 +125,7 @@ struct TrainSpeed {
 #[command(after_help = "\
 Examples:
   autoreg bench train-memory
-  autoreg bench train-memory --ledger
+  autoreg bench train-memory --ledger=memory
   autoreg bench train-memory --threads 2 --json
   autoreg bench train-memory --preset mid --precision bf16 --ledger")]
 struct TrainMemory {
@@ -134,9 +136,9 @@ struct TrainMemory {
     numbers: Numbers,
     #[arg(long)]
     threads: Option<usize>,
-    /// Also print the ledger of each model
-    #[arg(long)]
-    ledger: bool,
+    /// Of each model's process, in a folder of its name
+    #[command(flatten)]
+    ledger: LedgerArgs,
     #[arg(long)]
     json: bool,
 }
@@ -166,6 +168,8 @@ struct Attention {
 }
 
 const VOCAB: usize = 4000;
+/// The step that a recording looks at closely.
+const FIRST_STEP: &str = "step 1, what is allocated for it included";
 
 /// Measures as told.
 pub fn run(args: BenchArgs) -> Result<(), CliError> {
@@ -237,10 +241,13 @@ fn train_speed(args: &TrainSpeed) -> Result<(), CliError> {
     let data = random_tokens(args.numbers);
     let indices: Vec<u32> = (0..batch as u32).collect();
     let shape = shape(&config, args.numbers);
+    let recording = args.ledger.start()?;
+    recording.iter().for_each(|r| r.recorder.begin_step(FIRST_STEP));
     let mut trainer = Trainer::new(&config, shape, &team).map_err(CliError::failed)?;
     let mut loss = 0.0;
     for _ in 0..args.warmup {
         trainer.step(&data, &indices, 0, 1e-3);
+        recording.iter().for_each(|r| r.recorder.end_step());
     }
     let started = Instant::now();
     for _ in 0..args.steps {
@@ -249,6 +256,10 @@ fn train_speed(args: &TrainSpeed) -> Result<(), CliError> {
     }
     let seconds = started.elapsed().as_secs_f64();
     let speed = (args.steps * (batch * length) as u64) as f64 / seconds;
+    if let Some(recording) = recording {
+        let plan = Trainer::plan(&config, shape, team.threads()).map_err(CliError::failed)?;
+        recording.finish(&format!("bench train-speed {}", config.model.kind()), &plan)?;
+    }
     let name = config.model.kind();
     if args.json {
         let value = json!({
@@ -283,7 +294,7 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
         _ => &["transformer"],
     };
     for name in [&["empty"], models].concat() {
-        rows.push(memory_row(name, args.numbers, args.threads)?);
+        rows.push(memory_row(name, args.numbers, args.threads, &args.ledger)?);
     }
     let (batch, length) = args.numbers.size();
     let empty = rows.remove(0);
@@ -313,17 +324,18 @@ fn train_memory(args: &TrainMemory) -> Result<(), CliError> {
             mib(predicted),
             peak as f64 / predicted.max(1) as f64,
         ));
-        if args.ledger
-            && let Ok(report) = serde_json::from_value::<LedgerRows>(row["ledger"].clone())
+        for term in row["ledger"]["terms"]
+            .as_array()
+            .filter(|_| args.ledger.ledger.is_some())
+            .into_iter()
+            .flatten()
         {
-            report.rows.iter().for_each(|r| {
-                term::print(&format!(
-                    "  {:<14}{:>14}{:>14}\n",
-                    r.term,
-                    mib(r.predicted_bytes),
-                    mib(r.measured_bytes)
-                ));
-            });
+            term::print(&format!(
+                "  {:<14}{:>14}{:>14}\n",
+                term["name"].as_str().unwrap_or_default(),
+                mib(number(term, "predicted_bytes")),
+                mib(number(term, "bytes"))
+            ));
         }
     }
     term::print(&format!(
@@ -338,10 +350,17 @@ fn memory_row(
     name: &str,
     numbers: Numbers,
     threads: Option<usize>,
+    ledger: &LedgerArgs,
 ) -> Result<serde_json::Value, CliError> {
     let program = std::env::current_exe().map_err(CliError::failed)?;
     let mut command = std::process::Command::new(program);
     command.args(["bench", "train-memory", "--json", "--model", name]).args(numbers.words());
+    if let Some(dir) = ledger.ledger.as_deref().filter(|_| name != "empty") {
+        let dir = dir.join(name);
+        std::fs::create_dir_all(&dir)
+            .map_err(|e| CliError::input(format!("--ledger={}: {e}", dir.display())))?;
+        command.arg(format!("--ledger={}", dir.display()));
+    }
     if let Some(threads) = threads {
         command.args(["--threads", &threads.to_string()]);
     }
@@ -355,21 +374,9 @@ fn memory_row(
 /// What the program holds beside a training, measured in a process that prepares one and no more.
 pub fn training_runtime_bytes(threads: Option<usize>) -> Result<u64, CliError> {
     let numbers = Numbers { preset: Preset::Email, precision: Precision::F32 };
-    let row = memory_row("empty", numbers, threads)?;
+    let row = memory_row("empty", numbers, threads, &LedgerArgs::default())?;
     let bytes = row["predicted_process_bytes"].as_u64();
     bytes.ok_or_else(|| CliError::failed("the empty process did not say what it holds"))
-}
-
-#[derive(serde::Deserialize)]
-struct LedgerRows {
-    rows: Vec<LedgerRow>,
-}
-
-#[derive(serde::Deserialize)]
-struct LedgerRow {
-    term: String,
-    predicted_bytes: u64,
-    measured_bytes: u64,
 }
 
 fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
@@ -378,20 +385,31 @@ fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
     let (batch, _) = args.numbers.size();
     Trainer::warm_up(&config, &team);
     let runtime = ledger::resident_bytes();
+    let recording = args.ledger.start()?;
     let mut plan = ledger::Plan::default();
     let mut parameters = 0;
+    let mut kept = None;
     if name != Name::Empty {
         let shape = shape(&config, args.numbers);
         plan = Trainer::plan(&config, shape, team.threads()).map_err(CliError::failed)?;
         let data = random_tokens(args.numbers);
         let indices: Vec<u32> = (0..batch as u32).collect();
+        recording.iter().for_each(|r| r.recorder.begin_step(FIRST_STEP));
         let mut trainer = Trainer::new(&config, shape, &team).map_err(CliError::failed)?;
         for _ in 0..5 {
             trainer.step(&data, &indices, 0, 1e-3);
+            recording.iter().for_each(|r| r.recorder.end_step());
         }
         parameters = trainer.model.layout().count();
+        kept = Some(trainer);
     }
-    let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    let report = match recording {
+        Some(recording) => {
+            recording.finish(&format!("bench train-memory {}", config.model.kind()), &plan)?
+        }
+        None => Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes()),
+    };
+    drop(kept);
     let kind = if name == Name::Empty { "empty" } else { config.model.kind() };
     if args.json {
         let value = json!({
@@ -404,7 +422,7 @@ fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
         });
         term::print(&json(&value)?);
     } else {
-        term::print(&format!("{kind}\n{}", ledger_table(&report)));
+        term::print(&format!("{kind}\n{}", recording::table(&report)));
     }
     Ok(())
 }

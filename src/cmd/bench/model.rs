@@ -1,6 +1,7 @@
 //! Prefill and decode of a model as tokens/s, beside what the memory gives.
 
 use crate::cmd::model::Opened;
+use crate::cmd::recording::{LedgerArgs, Recording};
 use crate::cmd::{KvArgs, json, team};
 use crate::error::CliError;
 use crate::term::{self, mib, thousands};
@@ -61,6 +62,8 @@ struct Common {
     threads: Option<usize>,
     #[command(flatten)]
     kv: KvArgs,
+    #[command(flatten)]
+    ledger: LedgerArgs,
     #[arg(long)]
     json: bool,
 }
@@ -78,22 +81,26 @@ struct Measured {
 
 /// Prefill as told.
 pub fn prefill(args: &Prefill) -> Result<(), CliError> {
+    let mut recording = args.common.ledger.start()?;
     let (opened, load_seconds) = open(&args.model, args.common.kv)?;
     let model = network(&opened)?;
     let team = team(args.common.threads)?;
     let mut source = NetworkSource::new(model, &team);
     let room = checked(&source, args.tokens, 0, 1)?;
+    begin(recording.as_mut(), &opened, &format!("reading {} tokens", args.tokens));
     let ids = ids(&source, args.tokens);
     let mut logits = vec![0.0; source.vocab_size()];
     let mut speeds = Vec::new();
     for run in 0..=args.common.repeat {
         let start = Instant::now();
         source.begin(&ids, room, &mut logits).map_err(failed)?;
+        recording.iter().for_each(|r| r.recorder.end_step());
         if run > 0 {
             speeds.push(args.tokens as f64 / start.elapsed().as_secs_f64());
         }
     }
     let threads = team.threads();
+    end(recording, "bench prefill", (&opened, &source), (args.tokens, room))?;
     show(
         &args.common,
         Measured { what: "prefill", speeds, step: None, load_seconds, threads },
@@ -103,11 +110,13 @@ pub fn prefill(args: &Prefill) -> Result<(), CliError> {
 
 /// Decode as told.
 pub fn decode(args: &Decode) -> Result<(), CliError> {
+    let mut recording = args.common.ledger.start()?;
     let (opened, load_seconds) = open(&args.model, args.common.kv)?;
     let model = network(&opened)?;
     let team = team(args.common.threads)?;
     let mut source = NetworkSource::new(model, &team);
     let room = checked(&source, args.context, args.tokens, args.batch)?;
+    begin(recording.as_mut(), &opened, "the prompt and the first token");
     let ids = ids(&source, args.context);
     let vocab = source.vocab_size();
     let mut logits = vec![0.0; vocab * args.batch];
@@ -118,6 +127,7 @@ pub fn decode(args: &Decode) -> Result<(), CliError> {
         let start = Instant::now();
         for _ in 0..args.tokens {
             source.step(&tokens, &mut logits);
+            recording.iter().for_each(|r| r.recorder.end_step());
             for (token, row) in tokens.iter_mut().zip(logits.chunks_exact(vocab)) {
                 *token = best(row);
             }
@@ -127,11 +137,32 @@ pub fn decode(args: &Decode) -> Result<(), CliError> {
             speeds.push(made / start.elapsed().as_secs_f64());
         }
     }
+    end(recording, "bench decode", (&opened, &source), (args.context, room))?;
     // On average, a sequence is halfway through what it decodes.
     let past = args.context + args.tokens / 2;
     let bytes = weight_bytes(model) + kv_bytes(model, past)? * args.batch as f64;
     let (step, threads) = (Some((bytes, args.batch)), team.threads());
     show(&args.common, Measured { what: "decode", speeds, step, load_seconds, threads }, &team)
+}
+
+fn begin(recording: Option<&mut Recording>, opened: &Opened, step: &str) {
+    if let Some(r) = recording {
+        r.opened(opened);
+        r.recorder.begin_step(step);
+    }
+}
+
+/// Ends a recording with what was predicted of a prompt in a room.
+fn end(
+    recording: Option<Recording>,
+    what: &str,
+    (opened, source): (&Opened, &NetworkSource<'_>),
+    (prompt, room): (usize, Room),
+) -> Result<(), CliError> {
+    let Some(recording) = recording else { return Ok(()) };
+    let mut plan = opened.weights_plan()?;
+    plan.extend(source.plan(prompt, room).map_err(failed)?);
+    recording.finish(&format!("{what} {}", opened.dir.display()), &plan).map(drop)
 }
 
 fn open(path: &std::path::Path, kv: KvArgs) -> Result<(Opened, f64), CliError> {

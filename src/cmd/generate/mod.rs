@@ -13,7 +13,8 @@ pub use replay::{ReplayArgs, run as replay};
 pub use search::Search;
 
 use crate::cmd::from_logits::{self, DecodingArgs, FromLogitsArgs, FromLogitsError, Given};
-use crate::cmd::model::{AnySource, Opened, engine_error, text_of};
+use crate::cmd::model::{Opened, engine_error, text_of};
+use crate::cmd::recording::{LedgerArgs, Recording, Watched};
 use crate::cmd::{AdapterArgs, KvArgs, draft, json};
 use crate::error::CliError;
 use crate::term;
@@ -115,6 +116,9 @@ pub struct GenerateArgs {
         "search", "n", "teacher", "compare_presets", "from_logits",
     ])]
     pub draft: Option<PathBuf>,
+    /// Bytes by term
+    #[command(flatten)]
+    pub ledger: LedgerArgs,
     /// Tokens guessed at a time, at most [default: 5]
     #[arg(long, value_name = "N", requires = "draft",
           value_parser = clap::value_parser!(u8).range(1..=32))]
@@ -177,7 +181,10 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
         (Some(file), _) => given_logits(&args, file),
         (None, Some(dir)) => {
             let adapter = args.adapter.adapter.as_deref();
-            with_model(&args, &Opened::open_adapted(dir, args.kv.kind(), adapter)?)
+            let mut recording = args.ledger.start()?;
+            let opened = Opened::open_adapted(dir, args.kv.kind(), adapter)?;
+            recording.iter_mut().for_each(|r| r.opened(&opened));
+            with_model(&args, &opened, recording)
         }
         (None, None) => Err(CliError::input("no MODEL given; give the folder of a trained model")),
     }
@@ -219,8 +226,12 @@ fn from_logits_error(error: FromLogitsError) -> CliError {
     CliError { message: error.to_string(), code: error.exit_code() }
 }
 
-fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
-    let source = opened.source(args.threads)?;
+fn with_model(
+    args: &GenerateArgs,
+    opened: &Opened,
+    recording: Option<Recording>,
+) -> Result<(), CliError> {
+    let source = Watched::new(opened.source(args.threads)?, recording.as_ref());
     let truncate = match args.truncate_prompt {
         None => Truncate::Never,
         Some(Side::Left) => Truncate::Left,
@@ -254,19 +265,40 @@ fn with_model(args: &GenerateArgs, opened: &Opened) -> Result<(), CliError> {
         stops: args.stop.clone(),
     };
     if let Some(path) = &args.draft {
-        return with_draft(args, opened, source, &request, (path, &text));
+        return with_draft(args, opened, source, &request, (path, &text), recording);
     }
     let mut generator = Generator::new(source, &opened.tokenizer);
-    show(args, &mut generator, &request, opened, &text)
+    show(args, &mut generator, &request, opened, &text)?;
+    tell(args, &generator, &request, (opened, None), recording)
+}
+
+/// Ends a recording with what was predicted of the same.
+fn tell<S: Source>(
+    args: &GenerateArgs,
+    generator: &Generator<'_, S>,
+    request: &Request,
+    (opened, draft): (&Opened, Option<&Opened>),
+    recording: Option<Recording>,
+) -> Result<(), CliError> {
+    let Some(recording) = recording else { return Ok(()) };
+    let breadth =
+        args.search.search(args.first_sequence).map_or(request.sequences, |s| s.breadth());
+    let wide = Request { sequences: breadth, ..request.clone() };
+    let mut plan = opened.weights_plan()?;
+    draft.map(Opened::weights_plan).transpose()?.into_iter().for_each(|own| plan.extend(own));
+    plan.extend(generator.plan(&wide).map_err(engine_error)?);
+    let title = format!("generate {}", opened.dir.display());
+    recording.finish(&title, &plan).map(drop)
 }
 
 /// The same with a second model that guesses.
 fn with_draft(
     args: &GenerateArgs,
     opened: &Opened,
-    source: AnySource<'_>,
+    source: Watched<'_>,
     request: &Request,
     (path, text): (&Path, &str),
+    recording: Option<Recording>,
 ) -> Result<(), CliError> {
     let draft = draft::open(path, args.kv.kind(), opened)?;
     let most = args.draft_tokens.unwrap_or(draft::USUAL_DRAFTS);
@@ -279,7 +311,7 @@ fn with_draft(
     term::note(&format!(
         "[draft: {accepted} of {drafted} guesses held ({share:.0} %); {passes} passes of the model]"
     ));
-    Ok(())
+    tell(args, &generator, request, (opened, Some(&draft)), recording)
 }
 
 /// New tokens that a cut prompt is to leave room for.
@@ -337,7 +369,7 @@ fn show<S: Source>(
 fn presets_on_a_model(
     args: &GenerateArgs,
     opened: &Opened,
-    mut source: AnySource<'_>,
+    mut source: Watched<'_>,
     prompt: Vec<u32>,
 ) -> Result<(), CliError> {
     let mut row = vec![0.0; source.vocab_size()];

@@ -1,25 +1,22 @@
 //! `autoreg plan fleet`.
 
-use super::machine;
-use crate::cmd::model::Opened;
-use crate::cmd::{json, team};
+use super::steps::calibrate;
+use super::train::TrainArgs;
+use super::{against, machine};
+use crate::cmd::json;
 use crate::error::CliError;
 use crate::term;
-use clap::{Args, ValueEnum};
-use engine::serving::{Executor, Limits, NetworkExecutor, Piece, Rows};
-use kernels::Team;
+use clap::{Args, Subcommand, ValueEnum};
+use engine::serving::Limits;
 use models::Model;
 use plan::fleet::{
     Arrivals, FleetAsk, FleetReport, Lengths, MeasuredSteps, Objective, Routing, Spread, StepCost,
     fewest_replicas, simulate,
 };
-use plan::{Architecture, NumberKind, Roofline, ServeAsk, running};
+use plan::{Architecture, NumberKind, Roofline, ServeAsk};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
-use train::SavedModel;
+use std::path::PathBuf;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum RoutingName {
@@ -31,6 +28,13 @@ enum RoutingName {
     Random,
 }
 
+/// What else is simulated.
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Steps of data-parallel training over ranks: `plan train` with --machine and --network
+    Train(Box<TrainArgs>),
+}
+
 /// Arguments of `plan fleet`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -38,14 +42,21 @@ Examples:
   autoreg plan fleet llama-3-8b --machine l4 --rate 4 --objective 1000,100 --price 0.8
   autoreg plan fleet models/smollm2-135m-q4_1.gguf --calibrate --clients 4 --prompt-tokens 128
   autoreg plan fleet qwen3-8b --machine h100-sxm --rate 20 --replicas 3 --routing least-busy
+  autoreg plan fleet train qwen3-8b --zero 3 --ranks 16 --machine h100-sxm --network 25GB --overlap
+  autoreg bench serve http://127.0.0.1:8080 --clients 1,4,16 --json > seen.json; \
+    autoreg plan fleet model.gguf --calibrate --against seen.json
 
 Requests arrive, wait, are read in steps beside others and write their tokens, as the server's own scheduler
 says; only a step's time is modelled: by a roofline of --machine, or with --calibrate by steps of the model
 that are timed here first. Lengths are a number, a range like 64-512, or ~200 for an exponential
 distribution around 200.")]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct FleetArgs {
+    #[command(subcommand)]
+    what: Option<Other>,
     /// A published name, a config.json, a folder or a GGUF file
-    model: String,
+    #[arg(required = true)]
+    model: Option<String>,
     /// The machine of each server: a name of `autoreg plan machines`, a file of `autoreg doctor`, or
     /// `measured`
     #[arg(long, value_name = "NAME|FILE|measured", conflicts_with = "calibrate")]
@@ -95,13 +106,27 @@ pub struct FleetArgs {
     weights: Option<NumberKind>,
     /// Workers, with --calibrate
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    pub threads: Option<usize>,
+    /// Milliseconds between an answer and the same client's next request
+    #[arg(long, value_name = "MS", default_value_t = 2.0, value_parser = turnaround)]
+    turnaround: f64,
+    /// What `autoreg bench serve --json` measured of a server: each of its loads is simulated and the
+    /// medians set beside each other
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "clients", "requests", "objective"])]
+    against: Option<PathBuf>,
     /// Where chance starts
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+impl FleetArgs {
+    /// What is simulated.
+    pub fn model(&self) -> &str {
+        self.model.as_deref().unwrap_or_default()
+    }
 }
 
 /// Servers that an objective is tried with, at most.
@@ -129,8 +154,21 @@ fn objective(text: &str) -> Result<Objective, String> {
         .ok_or_else(|| "give two times in ms, like 500,50".to_owned())
 }
 
+fn turnaround(text: &str) -> Result<f64, String> {
+    let found = text.parse::<f64>().ok().filter(|ms| (0.0..=3.6e6).contains(ms));
+    found.ok_or_else(|| "give milliseconds, at least 0".to_owned())
+}
+
 /// Simulates as told.
 pub fn run(args: &FleetArgs) -> Result<(), CliError> {
+    if let Some(Other::Train(args)) = &args.what {
+        if !args.has_network() {
+            return Err(CliError::input(
+                "plan fleet train: give --machine and --network: steps are simulated on them",
+            ));
+        }
+        return super::train::run(args);
+    }
     let ask = ask(args);
     let (cost, timed): (Box<dyn StepCost>, Option<MeasuredSteps>) =
         match (&args.machine, args.calibrate) {
@@ -145,6 +183,9 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
                 ));
             }
         };
+    if let Some(path) = &args.against {
+        return against::run(args.model(), path, &ask, &*cost, args.json);
+    }
     let needed = args
         .objective
         .map(|objective| fewest_replicas(&ask, objective, MOST_REPLICAS, &*cost))
@@ -160,7 +201,7 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
     });
     if args.json {
         let value = json!({
-            "model": args.model, "seen": seen, "steps": timed,
+            "model": args.model(), "seen": seen, "steps": timed,
             "replicas_needed": match &needed {
                 Some(Some(seen)) => Value::from(seen.replicas),
                 _ => Value::Null,
@@ -175,7 +216,7 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
 }
 
 fn ask(args: &FleetArgs) -> FleetAsk {
-    let page_tokens = running::PAGE_TOKENS as usize;
+    let page_tokens = ServeAsk::default().page_tokens as usize;
     let sequences = usize::from(args.max_sequences.max(1));
     let tokens = args.kv_tokens.unwrap_or(TOKENS_A_SEQUENCE * sequences);
     FleetAsk {
@@ -201,13 +242,14 @@ fn ask(args: &FleetArgs) -> FleetAsk {
             drafts: 0,
             window: None,
         },
+        turnaround_s: args.turnaround / 1e3,
         seed: args.seed,
     }
 }
 
 fn roofline(args: &FleetArgs, name: &str) -> Result<Roofline, CliError> {
     let machine = machine(name)?;
-    let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
+    let architecture = Architecture::open(args.model()).map_err(CliError::input)?;
     let parameters = architecture.parameters().map_err(CliError::input)?;
     let kept = architecture.runs_here && args.weights.is_none();
     let weights =
@@ -219,7 +261,7 @@ fn roofline(args: &FleetArgs, name: &str) -> Result<Roofline, CliError> {
         kv: if kept { NumberKind::F32 } else { NumberKind::Bf16 },
         step_tokens: args.step_tokens.into(),
         threads: 1,
-        budget: None,
+        ..ServeAsk::default()
     };
     let bytes = match kept {
         true => {
@@ -228,114 +270,6 @@ fn roofline(args: &FleetArgs, name: &str) -> Result<Roofline, CliError> {
         false => weights.bytes(parameters).map_err(CliError::input)?,
     };
     Roofline::new(&architecture, &ask, bytes, &machine).map_err(CliError::input)
-}
-
-/// Rows of steps that are timed: sequences that each extend by a token, then pieces of a prompt.
-const DECODED: [usize; 5] = [1, 2, 4, 8, 16];
-const READ: [usize; 4] = [32, 64, 128, 256];
-/// Times that each is timed; the median counts.
-const RUNS: usize = 5;
-
-/// Times steps of the model on this machine.
-fn calibrate(args: &FleetArgs, asked: &Limits) -> Result<MeasuredSteps, CliError> {
-    let opened = Opened::open(Path::new(&args.model))?;
-    let SavedModel::Network(model) = opened.saved else {
-        return Err(CliError::input("--calibrate: a model of counts has no steps to time"));
-    };
-    let team = team(args.threads)?;
-    let context = model.config().context_limit().unwrap_or(1024).min(1024);
-    let most = asked.step_tokens.min(context).max(DECODED[0]);
-    let page_tokens = asked.page_tokens;
-    let limits = Limits {
-        pages: (context + 32 * 16).div_ceil(page_tokens) + 16,
-        step_tokens: most.max(DECODED[4]),
-        sequences: DECODED[4],
-        window: model.config().window(),
-        ..*asked
-    };
-    let mut timer = Timer::new(Arc::from(model), &limits, &team)?;
-    let (near, far) = (16.min(context - 1), context - 1);
-    let past_s = (timer.decode(1, far)? - timer.decode(1, near)?) / (far - near).max(1) as f64;
-    let past_s = past_s.max(0.0);
-    let mut by_rows = Vec::new();
-    for n in DECODED {
-        let seconds = timer.decode(n, near)? - past_s * (n * near) as f64;
-        by_rows.push((n as u64, seconds));
-    }
-    for n in READ.into_iter().filter(|&n| n <= most) {
-        by_rows.push((n as u64, timer.read(n)?));
-    }
-    Ok(MeasuredSteps { by_rows, past_s })
-}
-
-/// An executor and what it is timed with.
-struct Timer {
-    executor: NetworkExecutor,
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-    page_tokens: usize,
-    near_pages: u32,
-}
-
-impl Timer {
-    fn new(model: Arc<Model>, limits: &Limits, team: &Arc<Team>) -> Result<Timer, CliError> {
-        let vocab = model.config().vocab_size();
-        let executor = NetworkExecutor::new(model, limits, team).map_err(CliError::failed)?;
-        let tokens = limits.capacity() as u64;
-        let tokens = (0..tokens).map(|i| (kernels::uniform_bits(7, i) % vocab as u64) as u32);
-        let (tokens, page_tokens) = (tokens.collect(), limits.page_tokens);
-        let near_pages = limits.kv_pages().near as u32;
-        let logits = vec![0.0; limits.rows() * vocab];
-        Ok(Timer { executor, tokens, logits, page_tokens, near_pages })
-    }
-
-    /// Which pages hold what layers with a window see does not matter for the time.
-    fn near(&self, pages: &[u32]) -> Vec<u32> {
-        pages.iter().map(|page| page % self.near_pages.max(1)).collect()
-    }
-
-    /// Seconds of a step in which `n` sequences with `past` tokens extend by one.
-    fn decode(&mut self, n: usize, past: usize) -> Result<f64, CliError> {
-        let each = (past + 1).div_ceil(self.page_tokens) as u32;
-        let table = |i: u32| -> Vec<u32> { (i * each..(i + 1) * each).collect() };
-        let tables: Vec<_> = (0..n as u32).map(table).map(|t| (self.near(&t), t)).collect();
-        let known = self.tokens[..past + 1].to_vec();
-        let pieces: Vec<Piece<'_>> = tables
-            .iter()
-            .enumerate()
-            .map(|(i, (near, pages))| Piece {
-                id: i as u64,
-                known: &known,
-                from: past,
-                pages,
-                near,
-                rows: Rows::From(past),
-            })
-            .collect();
-        self.time(&pieces)
-    }
-
-    /// Seconds of a step that reads `n` tokens of a prompt.
-    fn read(&mut self, n: usize) -> Result<f64, CliError> {
-        let pages: Vec<u32> = (0..n.div_ceil(self.page_tokens) as u32).collect();
-        let known = self.tokens[..n].to_vec();
-        let (near, rows) = (self.near(&pages), Rows::From(n - 1));
-        let piece = Piece { id: 0, known: &known, from: 0, pages: &pages, near: &near, rows };
-        self.time(&[piece])
-    }
-
-    fn time(&mut self, pieces: &[Piece<'_>]) -> Result<f64, CliError> {
-        let mut seconds = Vec::with_capacity(RUNS);
-        for run in 0..=RUNS {
-            let start = Instant::now();
-            self.executor.run(pieces, &mut self.logits).map_err(CliError::failed)?;
-            if run > 0 {
-                seconds.push(start.elapsed().as_secs_f64());
-            }
-        }
-        seconds.sort_by(f64::total_cmp);
-        Ok(seconds[RUNS / 2])
-    }
 }
 
 fn text(
@@ -357,7 +291,7 @@ fn text(
     let _ = writeln!(
         out,
         "{}: {} requests on {}, {:.1} s\n",
-        args.model,
+        args.model(),
         seen.requests,
         servers(seen.replicas),
         seen.seconds

@@ -1,13 +1,16 @@
 //! `autoreg plan`: what serving or training a model takes, before anything runs.
 
+mod against;
 mod fleet;
 mod serve;
+mod steps;
 mod train;
 
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
 use clap::{Args, Subcommand};
+use fleet::FleetArgs;
 use plan::{Architecture, Machine, both};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -84,7 +87,7 @@ impl Common {
 }
 
 /// A machine of a name, of a file, or of this machine as measured.
-fn machine(what: &str) -> Result<Machine, CliError> {
+pub fn machine(what: &str) -> Result<Machine, CliError> {
     if what == "measured" {
         let path = super::doctor::saved_at();
         if !path.is_file() {
@@ -154,6 +157,7 @@ fn machines(args: &ListArgs) -> Result<(), CliError> {
 
 /// Reads a kind of numbers by name.
 fn kind(word: &str) -> Result<plan::NumberKind, String> {
+    let word = if word == "q8" { "q8_0" } else { word };
     plan::NumberKind::from_name(word).ok_or_else(|| {
         let names: Vec<&str> = plan::NumberKind::ALL.iter().map(|kind| kind.name()).collect();
         format!("choose one of {}", names.join(", "))

@@ -1,6 +1,7 @@
 //! `autoreg plan serve`.
 
 use super::{Common, kind, seconds, write_page};
+use crate::cmd::draft::USUAL_DRAFTS;
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
@@ -36,8 +37,7 @@ Examples:
 
 K/V a token is 2 x layers x K/V heads x head size x bytes: heads that share keys and values count
 once, and layers with a window keep no more than the window. A file of weights is counted by the lists
-that `autoreg serve` allocates by (f32 keys and values, all positions kept); a name or a config.json by
-formulas. Times are a roofline's: the longer of reading and computing.")]
+that `autoreg serve` allocates by, with --kv f32, f16 or q8; a name or a config.json by formulas. Times are a roofline's: the longer of reading and computing.")]
 pub struct ServeArgs {
     /// A published name, a config.json, a folder or a GGUF file
     model: String,
@@ -61,6 +61,15 @@ pub struct ServeArgs {
     /// Workers [default: the processors this process may use]
     #[arg(long, value_name = "N")]
     threads: Option<u64>,
+    /// Tokens of a page of K/V, counted by the engine's lists
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    page_tokens: u64,
+    /// A smaller model that guesses ahead, counted by the engine's lists: its weights, buffers and pages
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<String>,
+    /// Tokens guessed ahead of each sequence [default: 5 with --draft, else 0]
+    #[arg(long, value_name = "N")]
+    draft_tokens: Option<u64>,
     /// What bytes are counted by [default: engine for files of weights, else formula]
     #[arg(long, value_enum)]
     by: Option<By>,
@@ -77,12 +86,13 @@ struct Case {
     ask: ServeAsk,
     engine: bool,
     runtime: Runtime,
+    draft: Option<Architecture>,
 }
 
 impl Case {
     fn predict(&self, ask: &ServeAsk) -> Result<Prediction, Error> {
         match self.engine {
-            true => running::serve(&self.architecture, ask, self.runtime),
+            true => running::serve(&self.architecture, ask, self.runtime, self.draft.as_ref()),
             false => plan::serve(&self.architecture, ask),
         }
     }
@@ -128,12 +138,15 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
     let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
     let engine = match args.by {
         Some(by) => by == By::Engine,
-        None => architecture.runs_here && args.weights.is_none() && args.kv.is_none(),
+        None => {
+            let keeps = args.kv.is_none_or(|kind| running::kv_kind(kind).is_some());
+            architecture.runs_here && args.weights.is_none() && keeps
+        }
     };
-    if engine && (args.weights.is_some() || args.kv.is_some()) {
+    if engine && args.weights.is_some() {
         return Err(CliError::input(
-            "--by engine: it counts weights as the file has them and K/V as f32; leave --weights and \
-             --kv away, or count with --by formula",
+            "--by engine: it counts weights as the file has them; leave --weights away, or count with \
+             --by formula",
         ));
     }
     let (usual, usual_kv) = match engine {
@@ -142,8 +155,18 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
     };
     let limit = architecture.config.context_limit().map_or(CONTEXT, |limit| limit as u64);
     let threads = args.threads.unwrap_or_else(|| Team::available() as u64);
-    let runtime = Runtime { bytes: program + architecture.opened_bytes };
+    let draft = args.draft.as_deref().map(Architecture::open).transpose();
+    let draft = draft.map_err(CliError::input)?;
+    if draft.as_ref().is_some_and(|draft| !engine || !draft.runs_here) {
+        return Err(CliError::input(
+            "--draft: counted by the engine's lists only; give files of weights for both models",
+        ));
+    }
+    let usual_drafts = if draft.is_some() { u64::from(USUAL_DRAFTS) } else { 0 };
+    let opened = architecture.opened_bytes + draft.as_ref().map_or(0, |draft| draft.opened_bytes);
+    let runtime = Runtime { bytes: program + opened };
     Ok(Case {
+        draft,
         ask: ServeAsk {
             context: args.context.unwrap_or(CONTEXT.min(limit)),
             requests: args.requests,
@@ -151,6 +174,8 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
             kv: args.kv.unwrap_or(usual_kv),
             step_tokens: args.step_tokens,
             threads,
+            page_tokens: args.page_tokens,
+            drafts: args.draft_tokens.unwrap_or(usual_drafts),
             budget: None,
         },
         architecture,

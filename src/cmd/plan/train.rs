@@ -9,9 +9,9 @@ use kernels::Team;
 use models::{ModelConfig, Recompute};
 use plan::running::{self, Runtime};
 use plan::{
-    Architecture, Attention, Candidate, Layout, Logits, Optimizer, Precision, Prediction, Searched,
-    Sheet, StateBytes, Tool, ToolAsk, TrainAsk, TrainTimes, both, fewest_ranks, largest_published,
-    most, search, train_times,
+    Architecture, Attention, Candidate, Layout, Logits, Machine, Network, Optimizer, Precision,
+    Predict, Prediction, RanksReport, Searched, Sheet, StateBytes, Tool, ToolAsk, TrainAsk,
+    TrainTimes, both, fewest_ranks, largest_published, most, search, simulate_ranks, train_times,
 };
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -61,6 +61,7 @@ Examples:
   autoreg plan train email-transformer --batch 64 --length 64  by the lists that train allocates by
   autoreg plan train qwen3-8b --as accelerate                  another tool's figure, and why it differs
   autoreg plan train 7.5e9 --as zero-paper --zero 2 --ranks 64
+  autoreg plan train qwen3-8b --zero 3 --ranks 16 --machine h100-sxm --network 25GB --overlap
 
 A parameter in training takes 18 bytes: 2 as it is computed with, 4 as FP32 master, 4 of gradient, 8 of
 moments. Stage 1 shares master weights and moments out among ranks, stage 2 gradients too, stage 3 all.
@@ -105,9 +106,19 @@ pub struct TrainArgs {
     /// Workers of a rank [default: the processors this process may use]
     #[arg(long, value_name = "N")]
     threads: Option<u64>,
-    /// Bytes a second that a rank sends, like 1.25GB: adds communication to the times
-    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
+    /// Bytes a second that a rank sends, like 1.25GB: with --machine, steps are simulated over 1, 2, 4
+    /// ranks up to --ranks
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes, requires = "machine")]
     network: Option<u64>,
+    /// Microseconds until a message arrives
+    #[arg(long, value_name = "US", default_value_t = 20.0, value_parser = at_least_0)]
+    latency: f64,
+    /// How far a rank's pace strays, as a share of its time: all wait for the slowest
+    #[arg(long, value_name = "SHARE", default_value_t = 0.02, value_parser = at_least_0)]
+    jitter: f64,
+    /// Communication runs beside arithmetic
+    #[arg(long)]
+    overlap: bool,
     /// Another tool's figure by its own formulas: deepspeed, zero-paper, megatron, accelerate or
     /// eleuther
     #[arg(long = "as", value_name = "TOOL", value_parser = tool)]
@@ -122,6 +133,13 @@ pub struct TrainArgs {
     common: Common,
 }
 
+impl TrainArgs {
+    /// Whether steps over ranks can be simulated.
+    pub fn has_network(&self) -> bool {
+        self.network.is_some()
+    }
+}
+
 fn recompute(word: &str) -> Result<Recompute, String> {
     let found = Recompute::ALL.into_iter().find(|r| r.name() == word);
     found.ok_or_else(|| "choose none, attention or block".to_owned())
@@ -130,6 +148,59 @@ fn recompute(word: &str) -> Result<Recompute, String> {
 fn tool(word: &str) -> Result<Tool, String> {
     let found = Tool::ALL.into_iter().find(|tool| tool.name() == word);
     found.ok_or_else(|| "choose deepspeed, zero-paper, megatron, accelerate or eleuther".to_owned())
+}
+
+fn at_least_0(text: &str) -> Result<f64, String> {
+    let found = text.parse::<f64>().ok().filter(|x| (0.0..=1e9).contains(x));
+    found.ok_or_else(|| "give a number, at least 0".to_owned())
+}
+
+/// Steps over 1, 2, 4 ranks up to as many as asked for, each with its own batch.
+fn over_ranks(
+    args: &TrainArgs,
+    architecture: &Architecture,
+    ask: &TrainAsk,
+    machine: &Machine,
+    bytes_per_second: f64,
+) -> Result<Vec<RanksReport>, CliError> {
+    let network = Network {
+        bytes_per_second,
+        latency_s: args.latency / 1e6,
+        jitter: args.jitter,
+        overlap: args.overlap,
+        seed: 0,
+    };
+    let most = ask.layout.ranks;
+    let doubled = std::iter::successors(Some(1u64), |n| n.checked_mul(2)).take_while(|&n| n < most);
+    let run = |ranks| {
+        let layout = Layout { ranks, ..ask.layout };
+        simulate_ranks(architecture, &TrainAsk { layout, ..*ask }, machine, &network)
+    };
+    doubled.chain([most]).map(run).collect::<Result<_, _>>().map_err(CliError::input)
+}
+
+fn ranks_text(ranks: &[RanksReport]) -> String {
+    if ranks.is_empty() {
+        return String::new();
+    }
+    let mut out = format!(
+        "\nsteps over ranks, simulated:\n  {:>6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>8}\n",
+        "ranks", "step", "p90", "network", "waiting", "tokens/s", "of all"
+    );
+    for r in ranks {
+        let _ = writeln!(
+            out,
+            "  {:>6}{:>12}{:>12}{:>12}{:>12}{:>12.0}{:>6.0} %",
+            r.ranks,
+            seconds(r.step.p50_ms / 1e3),
+            seconds(r.step.p90_ms / 1e3),
+            seconds(r.network_ms / 1e3),
+            seconds(r.waiting_ms / 1e3),
+            r.tokens_per_second,
+            100.0 * r.efficiency
+        );
+    }
+    out
 }
 
 /// Tokens of a sequence where nothing is said.
@@ -147,19 +218,29 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let Some(tool) = args.tool {
         return as_tool(args, tool, &architecture, &ask);
     }
-    let engine = architecture.runs_here && running::trains(&architecture, &ask);
-    let plan = match engine {
-        true => running::train(&architecture, &ask, program(args)?),
-        false => plan::train(&architecture, &ask),
+    let runtime = match architecture.runs_here {
+        true => program(args)?,
+        false => Runtime::default(),
     };
-    let plan = plan.map_err(CliError::input)?;
+    let predict =
+        |ask: &TrainAsk| match architecture.runs_here && running::trains(&architecture, ask) {
+            true => running::train(&architecture, ask, runtime),
+            false => plan::train(&architecture, ask),
+        };
+    let plan = predict(&ask).map_err(CliError::input)?;
     let is_transformer = matches!(architecture.config, ModelConfig::Transformer(_));
     let found = match ask.budget {
-        Some(budget) if is_transformer => Some(Found::of(&architecture, &ask, budget)?),
+        Some(budget) if is_transformer => Some(Found::of(&architecture, &ask, budget, &predict)?),
         _ => None,
     };
     let sent = plan.communication_bytes_per_step.unwrap_or(0);
     let network = args.network.map(|bytes| bytes as f64);
+    let ranks = match (&machine, network) {
+        (Some(machine), Some(bytes)) if is_transformer => {
+            over_ranks(args, &architecture, &ask, machine, bytes)?
+        }
+        _ => Vec::new(),
+    };
     let times = machine
         .map(|machine| train_times(&architecture, &ask, sent, &machine, network))
         .transpose()
@@ -167,15 +248,13 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     let mut more = String::new();
     found.iter().for_each(|f| more += &f.text(&ask));
     times.iter().for_each(|t| more += &times_text(t));
+    more += &ranks_text(&ranks);
     if let Some(path) = &args.common.html {
-        let sheet = match engine {
-            true => Sheet::still(&plan),
-            false => Sheet::train(&architecture, &ask, &plan).map_err(CliError::input)?,
-        };
+        let sheet = Sheet::train(&architecture, &ask, &plan).map_err(CliError::input)?;
         write_page(path, &plan::page(&plan, &sheet, &more))?;
     }
     if args.common.json {
-        term::print(&json(&as_json(&plan, found.as_ref(), times.as_ref())?)?);
+        term::print(&json(&as_json(&plan, found.as_ref(), times.as_ref(), &ranks)?)?);
     } else {
         term::print(&(plan::text(&plan) + &more));
     }
@@ -240,14 +319,19 @@ struct Found {
 }
 
 impl Found {
-    fn of(architecture: &Architecture, ask: &TrainAsk, budget: u64) -> Result<Found, CliError> {
-        let total = |ask: TrainAsk| plan::train(architecture, &ask).map(|plan| plan.total_bytes);
+    fn of(
+        architecture: &Architecture,
+        ask: &TrainAsk,
+        budget: u64,
+        predict: &Predict<'_>,
+    ) -> Result<Found, CliError> {
+        let total = |ask: TrainAsk| predict(&ask).map(|plan| plan.total_bytes);
         let limit = architecture.config.context_limit().map_or(1 << 22, |n| n as u64);
         let other = |model: &Architecture| plan::train(model, ask).map(|plan| plan.total_bytes);
         let all = || -> Result<Found, plan::Error> {
             Ok(Found {
-                searched: search(architecture, ask, budget)?,
-                ranks: fewest_ranks(architecture, ask, budget)?,
+                searched: search(architecture, ask, budget, predict)?,
+                ranks: fewest_ranks(ask, budget, predict)?,
                 length: most(limit, budget, |length| total(TrainAsk { length, ..*ask }))?,
                 batch: most(1 << 20, budget, |batch| total(TrainAsk { batch, ..*ask }))?,
                 model: largest_published(budget, other)?,
@@ -336,6 +420,7 @@ fn as_json(
     plan: &Prediction,
     found: Option<&Found>,
     times: Option<&TrainTimes>,
+    ranks: &[RanksReport],
 ) -> Result<Value, CliError> {
     let mut value = serde_json::to_value(plan).map_err(CliError::failed)?;
     if let Some(f) = found {
@@ -354,6 +439,9 @@ fn as_json(
         };
         value["fit"] = serde_json::to_value(&f.searched.fit).map_err(CliError::failed)?;
         value["fail"] = serde_json::to_value(&f.searched.fail).map_err(CliError::failed)?;
+    }
+    if !ranks.is_empty() {
+        value["steps_over_ranks"] = serde_json::to_value(ranks).map_err(CliError::failed)?;
     }
     if let Some(times) = times {
         value["times"] = serde_json::to_value(times).map_err(CliError::failed)?;

@@ -21,26 +21,6 @@ pub fn asked(word: &str) -> Result<Asked, String> {
     named.or(auto).ok_or_else(|| "choose none, attention, block or auto".to_owned())
 }
 
-/// Reads a number of bytes: `2GiB`, `512MiB`, `1.5GB`.
-pub fn bytes(text: &str) -> Result<u64, String> {
-    const UNITS: [(&str, f64); 7] = [
-        ("KiB", 1024.0),
-        ("MiB", 1_048_576.0),
-        ("GiB", 1_073_741_824.0),
-        ("KB", 1e3),
-        ("MB", 1e6),
-        ("GB", 1e9),
-        ("B", 1.0),
-    ];
-    let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
-    let (number, factor) =
-        unit.map_or((text, 1.0), |(unit, factor)| (text.trim_end_matches(unit), *factor));
-    match number.trim().parse::<f64>() {
-        Ok(n) if n > 0.0 && n * factor < 1e18 => Ok((n * factor) as u64),
-        _ => Err("give a size above 0 like 2GiB or 512MiB".to_owned()),
-    }
-}
-
 /// Chooses by what each way is predicted to take; `runtime` is taken whatever is chosen.
 pub fn choose(
     asked: Asked,
@@ -73,16 +53,6 @@ pub fn choose(
 mod tests {
     use super::*;
     use ledger::Account;
-
-    #[test]
-    fn sizes_are_read() {
-        assert_eq!(bytes("2GiB"), Ok(2 << 30));
-        assert_eq!(bytes("1.5 MB"), Ok(1_500_000));
-        assert_eq!(bytes("77"), Ok(77));
-        for bad in ["", "GiB", "-1MiB", "2 quarts", "1e30GiB"] {
-            assert!(bytes(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn the_least_that_fits_is_chosen() {

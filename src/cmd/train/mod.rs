@@ -107,7 +107,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "WORD", value_parser = memory::asked, default_value = "none")]
     pub recompute: Asked,
     /// Memory that training may take, like 2GiB [default: what is free]
-    #[arg(long, value_name = "SIZE", value_parser = memory::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = plan::parse_bytes)]
     pub memory: Option<u64>,
     /// A model by name; or use --config
     #[arg(long, value_enum, conflicts_with = "config")]
@@ -148,7 +148,8 @@ pub struct TrainArgs {
     /// Workers of each rank (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Print predicted and measured bytes, term by term
+    /// Print predicted and measured bytes, term by term, and record them over the run and over a step;
+    /// ledger.json and ledger.html in the run folder have them
     #[arg(long)]
     pub ledger: bool,
     /// Print the result as JSON
@@ -395,14 +396,14 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     let text = json(&summary.json)?;
     write(&args.out.join("result.json"), &text)?;
     if let Some(report) = &summary.ledger {
-        write(&args.out.join("ledger.json"), &json(report)?)?;
+        crate::cmd::recording::write(&args.out, &format!("train {}", args.out.display()), report)?;
     }
     if args.json {
         term::print(&text);
     } else {
         term::print(&summary.text);
         if let Some(report) = summary.ledger.filter(|_| args.ledger) {
-            term::print(&ledger_table(&report));
+            term::print(&crate::cmd::recording::table(&report));
         }
     }
     Ok(())
@@ -535,6 +536,7 @@ fn descend(
     let team = team(rank.map_or(args.threads, |rank| rank.threads(args.threads)))?;
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
+    let recorder = args.ledger.then(ledger::Recorder::start);
     let weights = init.as_mut().map(Init::take_weights);
     let mut from = weights.as_ref().map_or(Ok(String::new()), Weights::digest)?;
     from.extend(args.lora.iter().map(|lora| format!("{lora:?}")));
@@ -644,7 +646,9 @@ fn descend(
     let screen = screen(args, config, total, quiet)?;
     let boards = args.tensorboard.clone().filter(|_| first);
     let mut watch = Watch::new(screen, sampler, boards);
+    recorder.iter().for_each(|r| r.begin_step("step 1, what is allocated for it included"));
     let mut tell = |event: train::Event| {
+        recorder.iter().for_each(|r| recorded(r, &event));
         if first {
             watch.tell(&event);
         }
@@ -676,6 +680,10 @@ fn descend(
         ));
     }
     let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    let report = match recorder {
+        Some(recorder) => report.recorded(recorder.finish()),
+        None => report,
+    };
     let (model, company) = match (ended, rank) {
         (Ended::Alone(outcome), _) => (Some(outcome.model), None),
         (Ended::Rank(outcome), Some(rank)) => (None, Some(rank.company(&plan, &outcome, runtime)?)),
@@ -757,6 +765,17 @@ enum Ended {
     Rank(Box<RankOutcome>),
 }
 
+/// What a recording of the bytes takes note of.
+fn recorded(recorder: &ledger::Recorder, event: &train::Event) {
+    match event {
+        train::Event::Step { .. } => recorder.end_step(),
+        train::Event::Evaluated { point, .. } => {
+            recorder.mark(&format!("evaluation after step {}", point.step));
+        }
+        _ => {}
+    }
+}
+
 /// Where a run is shown.
 fn screen(
     args: &TrainArgs,
@@ -829,21 +848,4 @@ fn count(
         args.out.display(),
     );
     Ok(Summary { json, text, ledger: None })
-}
-
-/// Predicted and measured bytes, term by term.
-pub fn ledger_table(report: &Report) -> String {
-    let mut out = format!("{:<16}{:>14}{:>14}{:>9}\n", "term", "predicted", "measured", "ratio");
-    let mut row = |term: &str, predicted: u64, measured: u64| {
-        let ratio = measured as f64 / predicted.max(1) as f64;
-        out += &format!("{term:<16}{:>14}{:>14}{ratio:>9.3}\n", mib(predicted), mib(measured));
-    };
-    for r in &report.rows {
-        row(r.term, r.predicted_bytes, r.measured_bytes);
-    }
-    row("whole process", report.predicted_process_bytes, report.peak_process_bytes);
-    out + &format!(
-        "unexplained: {:.1} MiB at the moment of the peak\n",
-        report.unexplained_bytes as f64 / (1 << 20) as f64
-    )
 }

@@ -1,6 +1,7 @@
 //! The findings as one page that needs nothing but itself: no script, nothing fetched.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
+use page::Frame;
 
 use super::{CONFIDENCE, Findings, Measure, Row, TITLE};
 use crate::chart::{IntervalRow, Intervals, Point, Points, swatch};
@@ -13,32 +14,21 @@ const MORE: &str = ".examples td{text-align:left;vertical-align:top;overflow-wra
 
 /// The findings as a page.
 pub fn html(found: &Findings) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (capital(TITLE)) }
-                style { (PreEscaped(STYLE)) (PreEscaped(MORE)) }
-            }
-            body {
-                header {
-                    p class="over" { "Decoding comparison" (synthetic(found)) }
-                    h1 { (capital(TITLE)) }
-                    p class="lead" { (found.lead()) "." }
-                }
-                main { (table(found)) (figures(found)) (examples(found)) (method(found)) }
-                footer { p {
-                    "Made by autoreg " (found.study.facts.version)
-                    @if found.study.facts.synthetic { " from " strong { "synthetic data" } }
-                    ". Every number in it was measured."
-                } }
-            }
+    let title = capital(TITLE);
+    let body = html! {
+        header {
+            p class="over" { "Decoding comparison" (synthetic(found)) }
+            h1 { (title) }
+            p class="lead" { (found.lead()) "." }
         }
+        main { (table(found)) (figures(found)) (examples(found)) (method(found)) }
+        footer { p {
+            "Made by autoreg " (found.study.facts.version)
+            @if found.study.facts.synthetic { " from " strong { "synthetic data" } }
+            ". Every number in it was measured."
+        } }
     };
-    page.into_string()
+    Frame { title: &title, styles: &[STYLE, MORE], ..Frame::default() }.page(&body)
 }
 
 fn capital(text: &str) -> String {

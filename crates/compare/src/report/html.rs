@@ -1,7 +1,8 @@
 //! The page: one file with its style and its figures inside, no script, nothing fetched. It reads
 //! on a phone and on paper, in light and in dark.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
+use page::Frame;
 
 use super::numbers::{counted, percent, whole};
 use super::{STYLE, figures, tables};
@@ -12,36 +13,24 @@ use crate::{Analysis, Pair};
 /// The report as one self-contained page.
 pub fn html(analysis: &Analysis) -> String {
     let title = format!("{}: comparison", analysis.experiment.name);
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (title) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                (header(analysis))
-                main {
-                    (results(analysis))
-                    (differences(analysis))
-                    (behaviour(analysis))
-                    (next_tokens(analysis))
-                    (costs(analysis))
-                    (audit(analysis))
-                    (method(analysis))
-                }
-                footer { p {
-                    "Made by autoreg " (analysis.audit.program.version)
-                    @if analysis.audit.data.synthetic { " from " strong { "synthetic data" } }
-                    ". Every number in it was measured in the runs recorded beside it."
-                } }
-            }
+    let body = html! {
+        (header(analysis))
+        main {
+            (results(analysis))
+            (differences(analysis))
+            (behaviour(analysis))
+            (next_tokens(analysis))
+            (costs(analysis))
+            (audit(analysis))
+            (method(analysis))
         }
+        footer { p {
+            "Made by autoreg " (analysis.audit.program.version)
+            @if analysis.audit.data.synthetic { " from " strong { "synthetic data" } }
+            ". Every number in it was measured in the runs recorded beside it."
+        } }
     };
-    page.into_string()
+    Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body)
 }
 
 fn synthetic(analysis: &Analysis) -> Markup {

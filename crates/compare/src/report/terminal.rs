@@ -177,22 +177,7 @@ fn footer(analysis: &Analysis, width: usize) -> String {
 
 /// Lines of at most `width` columns; those after the first are indented.
 pub(crate) fn wrapped(text: &str, width: usize, indent: &str) -> String {
-    let mut out = String::new();
-    let mut column = 0;
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if column > 0 && column + 1 + length > width {
-            out.push('\n');
-            out.push_str(indent);
-            column = indent.len();
-        } else if column > 0 {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += length;
-    }
-    out + "\n"
+    page::wrapped(text, ("", indent), width)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Two measurements beside each other: which term changed, by how much, and whether it helped.
 
-use super::{Evidence, diagnose, ms, percent};
+use super::{Evidence, Quality, diagnose, ms, percent};
 use crate::{Error, both};
 use serde::Serialize;
 use std::fmt::Write;
@@ -43,6 +43,10 @@ pub struct Comparison {
     pub tokens_per_second: Option<Change>,
     /// Validation loss, nats a token.
     pub valid_loss: Option<Change>,
+    /// Perplexity of a text by the model before and the one after, where it was measured.
+    pub perplexity: Option<Change>,
+    /// All that was measured of that.
+    pub quality: Option<Quality>,
     /// The term or part that changed most.
     pub changed_term: String,
     /// What limited before.
@@ -61,6 +65,18 @@ const LESS: f64 = 0.95;
 /// # Errors
 /// Evidence in which nothing was done yet; two of different kinds.
 pub fn compare(before: &Evidence, after: &Evidence) -> Result<Comparison, Error> {
+    compare_knowing(before, after, None)
+}
+
+/// The same with what the change was measured to cost in quality.
+///
+/// # Errors
+/// As [`compare`].
+pub fn compare_knowing(
+    before: &Evidence,
+    after: &Evidence,
+    quality: Option<Quality>,
+) -> Result<Comparison, Error> {
     let (terms, total_bytes) = bytes(before, after)?;
     let milliseconds = times(before, after);
     let sum = |of: fn(&Change) -> f64| milliseconds.iter().map(of).sum::<f64>();
@@ -91,8 +107,13 @@ pub fn compare(before: &Evidence, after: &Evidence) -> Result<Comparison, Error>
     let changed_term = changed.map_or("nothing".to_owned(), |c| c.name.clone());
     let was = part_of(&limiting, &terms, &milliseconds);
     let worked = was.map(|c| c.after < LESS * c.before);
-    let verdict = verdict(&limiting, was, &terms, &milliseconds);
+    let mut verdict = verdict(&limiting, was, &terms, &milliseconds);
+    quality.iter().for_each(|q| verdict += &format!(". Quality: {}", q.cost()));
+    let perplexity =
+        quality.as_ref().map(|q| Change::new("perplexity", q.perplexity, q.perplexity_instead));
     Ok(Comparison {
+        perplexity,
+        quality,
         before: before.source.clone(),
         after: after.source.clone(),
         tokens_per_second: pair("tokens/s", &speed),
@@ -222,7 +243,7 @@ impl Comparison {
             let _ =
                 writeln!(out, "{:<17}{before:>13}{after:>13}{:>+14.1} ms", c.name, c.difference);
         }
-        for c in self.tokens_per_second.iter().chain(&self.valid_loss) {
+        for c in self.tokens_per_second.iter().chain(&self.valid_loss).chain(&self.perplexity) {
             let _ = writeln!(
                 out,
                 "{:<17}{:>13.3}{:>13.3}{:>+14.3}",

@@ -1,7 +1,7 @@
 //! Where the bytes are: a training's, a server's, anybody's ledger.
 
 use super::evidence::{Evidence, STATES};
-use super::{FEWER_BITS, Found, KV_QUALITY, QUALITY, percent};
+use super::{FEWER_BITS, FEWER_KV_BITS, Found, KV_QUALITY, QUALITY, percent};
 use crate::{Error, both};
 use ledger::Account;
 use models::{ModelConfig, Recompute, Runner, Workload};
@@ -195,8 +195,8 @@ fn serving(evidence: &Evidence) -> Result<Found, Error> {
                 "fewer or shorter requests at a time",
                 recheck,
             );
-            found.refuse("weights in fewer bits", format!("weights are {:.0} %", share(weights)));
-            found.refuse("K/V in fewer bits", KV_QUALITY.to_owned());
+            found.refuse(FEWER_BITS, format!("weights are {:.0} %", share(weights)));
+            found.refuse(FEWER_KV_BITS, KV_QUALITY.to_owned());
         }
         "weights" => {
             found.verdict =

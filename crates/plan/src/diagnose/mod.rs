@@ -8,11 +8,13 @@
 mod compare;
 mod evidence;
 mod memory;
+mod page;
 mod prometheus;
 mod time;
 
-pub use compare::{Change, Comparison, compare};
+pub use compare::{Change, Comparison, compare, compare_knowing};
 pub use evidence::{Evidence, Serving, Training};
+pub use page::{comparison_page, diagnosis_page};
 
 use crate::term::Terms;
 use serde::Serialize;
@@ -114,9 +116,21 @@ pub fn diagnose_knowing(
     })
 }
 
-/// What other weights cost on a text: measured, the one against the other.
+/// What is kept in fewer bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bits {
+    /// Weights.
+    Weights,
+    /// Keys and values.
+    Kv,
+}
+
+/// What fewer bits cost on a text: measured, the one against the other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Quality {
+    /// Bits of what.
+    pub bits: Bits,
     /// The model that is compared with.
     pub original: String,
     /// The model that would take its place.
@@ -133,9 +147,9 @@ pub struct Quality {
     pub divergence_nats: f64,
     /// Share of tokens at which both hold the same token most probable.
     pub same_best_share: f64,
-    /// Bytes of the original's weights.
+    /// Bytes of the original's weights, or of its keys and values a token.
     pub bytes: u64,
-    /// Bytes of the other's weights.
+    /// The same of the other.
     pub bytes_instead: u64,
 }
 
@@ -157,26 +171,41 @@ impl Quality {
 
 /// Turns the refusal of fewer bits, where only their cost was not known, into advice.
 fn fewer_bits(found: &mut Found, evidence: &Evidence, quality: &Quality) {
-    let is = |refusal: &Refusal| refusal.change == FEWER_BITS && refusal.why == QUALITY;
+    let (bits, why) = match quality.bits {
+        Bits::Weights => (FEWER_BITS, QUALITY),
+        Bits::Kv => (FEWER_KV_BITS, KV_QUALITY),
+    };
+    let is = |refusal: &Refusal| refusal.change == bits && refusal.why == why;
     if !found.refused.iter().any(is) {
         return;
     }
     found.refused.retain(|refusal| !is(refusal));
     let change = format!("{} instead of {}", quality.instead, quality.original);
     let saved = quality.bytes.saturating_sub(quality.bytes_instead);
+    let share = saved as f64 / quality.bytes.max(1) as f64;
     let (costs, recheck) = (quality.cost(), "the answers, and the perplexity of more of your text");
-    match (&evidence.serving, saved) {
-        (_, 0) => found.refuse(&change, "its weights take no fewer bytes".to_owned()),
-        (Some(serving), saved) => {
-            let share = saved as f64 / quality.bytes.max(1) as f64;
+    match (&evidence.serving, quality.bits) {
+        _ if saved == 0 => found.refuse(&change, "it takes no fewer bytes".to_owned()),
+        (Some(serving), Bits::Weights) => {
             found.quicker(&change, serving.decode_s * share, &costs, recheck);
         }
-        (None, saved) => found.smaller(&change, saved, &costs, recheck),
+        // In the same bytes the pool holds so many times more, up to all that is waited for.
+        (Some(serving), Bits::Kv) => {
+            let more = (quality.bytes as f64 / quality.bytes_instead.max(1) as f64 - 1.0).min(1.0);
+            let waits = serving.queue_s + serving.prefill_s;
+            found.quicker(&change, waits * more, &costs, recheck);
+        }
+        (None, Bits::Weights) => found.smaller(&change, saved, &costs, recheck),
+        (None, Bits::Kv) => {
+            let pool = evidence.terms.of("K/V cache") as f64;
+            found.smaller(&change, (pool * share) as u64, &costs, recheck);
+        }
     }
 }
 
-/// The change that costs quality.
+/// The changes that cost quality.
 const FEWER_BITS: &str = "weights in fewer bits";
+const FEWER_KV_BITS: &str = "K/V in fewer bits";
 
 /// What a set of rules found.
 #[derive(Default)]
@@ -230,8 +259,8 @@ const QUALITY: &str = "not without its measured cost on your own text: give --or
     --instead MODEL --text FILE";
 
 /// The same for keys and values.
-const KV_QUALITY: &str = "this program keeps them as f32; of another server, not without its \
-    measured cost on your own text";
+const KV_QUALITY: &str = "not without its measured cost on your own text: give --original MODEL \
+    --kv f16 or q8 --text FILE";
 
 /// A share in percent.
 fn percent(part: f64, whole: f64) -> f64 {
@@ -262,7 +291,7 @@ impl Diagnosis {
                 (Some(seconds), _) => format!("at most {} less", ms(seconds)),
                 (None, bytes) => format!("{} less", crate::both(bytes.unwrap_or(0))),
             };
-            let _ = writeln!(out, "  {}", lever.change);
+            out += &crate::wrapped("  ", &lever.change);
             out += &crate::wrapped("      ", &format!("gain: {gain}; costs: {}", lever.costs));
             out += &crate::wrapped("      ", &format!("recheck: {}", lever.recheck));
         }

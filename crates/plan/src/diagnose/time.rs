@@ -1,7 +1,7 @@
 //! Where the time went: a request's, or a step's.
 
 use super::evidence::{Evidence, Serving, Training};
-use super::{FEWER_BITS, Found, KV_QUALITY, QUALITY, ms, percent};
+use super::{FEWER_BITS, FEWER_KV_BITS, Found, KV_QUALITY, QUALITY, ms, percent};
 use crate::{Error, both};
 
 /// From this share of answered requests on, those sent back to wait are the reason.
@@ -85,9 +85,9 @@ fn pool_full(found: &mut Found, evidence: &Evidence, s: &Serving) {
     found.quicker("half --max-sequences", s.prefill_s, costs, "preemptions, and the queue's share");
     let costs = "longer texts are refused";
     found.quicker("shorter contexts", waits / 2.0, costs, "preemptions");
-    found.refuse("K/V in fewer bits", KV_QUALITY.to_owned());
+    found.refuse(FEWER_KV_BITS, KV_QUALITY.to_owned());
     let why = "weights keep no page from a sequence, unless their bytes are given to the pool";
-    found.refuse("weights in fewer bits", why.to_owned());
+    found.refuse(FEWER_BITS, why.to_owned());
     let why = "more sequences at a time want more pages: they are what lacks";
     found.refuse("more --max-sequences", why.to_owned());
 }
@@ -124,7 +124,7 @@ fn prefill(found: &mut Found, s: &Serving, total: f64) {
         format!("it shortens decode, which is {decode:.0} % of the time"),
     );
     let why = format!("keys and values are read in decode, which is {decode:.0} % of the time");
-    found.refuse("K/V in fewer bits", why);
+    found.refuse(FEWER_KV_BITS, why);
     let queue = percent(s.queue_s, total);
     found.refuse("more --max-sequences", format!("requests wait {queue:.0} % of the time only"));
 }

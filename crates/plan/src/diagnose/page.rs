@@ -1,0 +1,168 @@
+//! A diagnosis, or two measurements beside each other, as one self-contained page without a script.
+
+use super::{Change, Comparison, Diagnosis, Evidence, ms};
+use crate::both;
+use crate::sheet::STYLE;
+use crate::term::Terms;
+use maud::{Markup, html};
+use page::{Frame, Stack, stacks};
+
+/// The page of a diagnosis and of what it was made from.
+pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
+    let times = parts_of_time(evidence);
+    let body = html! {
+        header {
+            h1 { "Limiting: " (found.limiting_term) }
+            p.facts { (found.source) }
+        }
+        main {
+            section { p { (capital(&found.verdict)) "." } ul { @for line in &found.evidence { li { (line) } } } }
+            @if !times.is_empty() {
+                section { h2 { "Where the time goes" } (stacks(&[stack("", &times, |s| ms(s))])) }
+            }
+            @if found.total_bytes > 0 {
+                section {
+                    h2 { "Where the bytes are" }
+                    (stacks(&[stack("", &of_terms(&found.terms), |b| both(b as u64))]))
+                    (terms(&found.terms, found.total_bytes))
+                }
+            }
+            (levers(found))
+            (refused(found))
+        }
+        (footer())
+    };
+    let title = format!("Limiting: {}", found.limiting_term);
+    Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body)
+}
+
+/// The page of two measurements.
+pub fn comparison_page(found: &Comparison) -> String {
+    let pair = |of: fn(&Change) -> f64, changes: &[Change]| -> Vec<(String, f64)> {
+        changes.iter().map(|change| (change.name.clone(), of(change))).collect()
+    };
+    let bars = |changes: &[Change], words: fn(f64) -> String| {
+        let (before, after) = (pair(|c| c.before, changes), pair(|c| c.after, changes));
+        stacks(&[stack("before", &before, words), stack("after", &after, words)])
+    };
+    let body = html! {
+        header {
+            h1 { (if found.worked == Some(true) { "The change worked" } else { "What changed" }) }
+            p.facts { "before: " (found.before) }
+            p.facts { "after: " (found.after) }
+        }
+        main {
+            section { p { (capital(&found.verdict)) "." } p { "Changed most: " (found.changed_term) "." } }
+            @if let Some(total) = &found.total_ms {
+                section {
+                    h2 { "Time" }
+                    (bars(&found.milliseconds, |t| ms(t / 1e3)))
+                    (changes(found.milliseconds.iter().chain([total]), |t| ms(t / 1e3)))
+                }
+            }
+            @if !found.terms.is_empty() {
+                section {
+                    h2 { "Bytes" }
+                    (bars(&found.terms, |b| both(b.max(0.0) as u64)))
+                    (changes(found.terms.iter().chain([&found.total_bytes]), signed))
+                }
+            }
+            @let other = found.tokens_per_second.iter().chain(&found.valid_loss).chain(&found.perplexity);
+            section { h2 { "Throughput and quality" } (changes(other, |x| format!("{x:.3}"))) }
+        }
+        (footer())
+    };
+    Frame { title: "What changed", styles: &[STYLE], ..Frame::default() }.page(&body)
+}
+
+fn footer() -> Markup {
+    html! { footer { p { "Made by autoreg. GB is 10^9 bytes, GiB 2^30. Everything on this page is in this file." } } }
+}
+
+fn capital(text: &str) -> String {
+    let mut signs = text.chars();
+    signs.next().map_or(String::new(), |c| c.to_uppercase().collect::<String>() + signs.as_str())
+}
+
+fn signed(bytes: f64) -> String {
+    format!("{}{}", if bytes < 0.0 { "-" } else { "" }, both(bytes.abs() as u64))
+}
+
+/// (part, seconds) of a request, or of a step.
+fn parts_of_time(evidence: &Evidence) -> Vec<(String, f64)> {
+    let named = |parts: &[(&str, f64)]| parts.iter().map(|(n, s)| ((*n).to_owned(), *s)).collect();
+    match (&evidence.serving, &evidence.training) {
+        (Some(s), _) => {
+            named(&[("queue", s.queue_s), ("prefill", s.prefill_s), ("decode", s.decode_s)])
+        }
+        (None, Some(t)) => t.step_s.map_or_else(Vec::new, |step| {
+            let (sent, data) = (t.communication_s.unwrap_or(0.0), t.data_s.unwrap_or(0.0));
+            named(&[("arithmetic", step - sent - data), ("communication", sent), ("data", data)])
+        }),
+        (None, None) => Vec::new(),
+    }
+}
+
+fn of_terms(terms: &Terms) -> Vec<(String, f64)> {
+    terms.0.iter().map(|term| (term.name.clone(), term.bytes as f64)).collect()
+}
+
+fn stack(name: &str, parts: &[(String, f64)], words: impl Fn(f64) -> String) -> Stack {
+    let part = |(name, value): &(String, f64)| (name.clone(), *value, words(*value));
+    Stack { name: name.to_owned(), parts: parts.iter().map(part).collect() }
+}
+
+fn terms(terms: &Terms, total: u64) -> Markup {
+    html! {
+        table { tbody { @for term in &terms.0 {
+            tr {
+                td { (term.name) }
+                td { (both(term.bytes)) }
+                td { (format!("{:.1} %", 100.0 * term.bytes as f64 / total.max(1) as f64)) }
+            }
+        } } }
+    }
+}
+
+fn levers(found: &Diagnosis) -> Markup {
+    html! {
+        @if !found.levers.is_empty() {
+            section {
+                h2 { "What to change, the largest predicted gain first" }
+                @for lever in &found.levers {
+                    h3 { (lever.change) }
+                    p {
+                        "Gain: "
+                        (match (lever.gain_seconds, lever.gain_bytes) {
+                            (Some(seconds), _) => format!("at most {} less", ms(seconds)),
+                            (None, bytes) => format!("{} less", both(bytes.unwrap_or(0))),
+                        })
+                        ". Costs: " (lever.costs) ". Recheck: " (lever.recheck) "."
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn refused(found: &Diagnosis) -> Markup {
+    html! {
+        @if !found.refused.is_empty() {
+            section {
+                h2 { "What would not help" }
+                ul { @for refusal in &found.refused { li { strong { (refusal.change) } ": " (refusal.why) } } }
+            }
+        }
+    }
+}
+
+fn changes<'a>(rows: impl Iterator<Item = &'a Change>, words: impl Fn(f64) -> String) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr { th { "part" } th { "before" } th { "after" } th { "difference" } } }
+            tbody { @for row in rows {
+                tr { td { (row.name) } td { (words(row.before)) } td { (words(row.after)) } td { (words(row.difference)) } }
+            } }
+        } }
+    }
+}

@@ -1,0 +1,234 @@
+//! A plan as one self-contained page: stacked bars by term, and sliders that work the formulas out
+//! again in the page. No network.
+
+use crate::serve::ServeAsk;
+use crate::term::Prediction;
+use crate::train::TrainAsk;
+use crate::{
+    Activations, Architecture, Error, Logits, NumberKind, Precision, StateBytes, running, text,
+};
+use ::page::{Data, Frame, separated};
+use maud::{Markup, html};
+use models::Recompute;
+use serde_json::{Value, json};
+
+pub(crate) const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// What the page's sliders start from, and the numbers that its formulas need.
+pub struct Sheet(Value);
+
+impl Sheet {
+    /// Of a server; by the engine's lists where `engine` says so.
+    ///
+    /// # Errors
+    /// Numbers that make no server.
+    pub fn serve(
+        architecture: &Architecture,
+        ask: &ServeAsk,
+        plan: &Prediction,
+        engine: bool,
+    ) -> Result<Sheet, Error> {
+        let config = architecture.transformer()?;
+        let kinds = if engine { &running::KV_KINDS[..] } else { &NumberKind::ALL };
+        let mut workspace = serde_json::Map::new();
+        let mut rows = serde_json::Map::new();
+        let steps = powers(1, 256, ask.requests);
+        for &kv in kinds {
+            let mut of_kind = Vec::new();
+            for &requests in &steps {
+                let other = ServeAsk { requests, kv, ..*ask };
+                let bytes = match engine {
+                    true => {
+                        let list =
+                            running::serve_plan(architecture, &ServeAsk { context: 1, ..other })?;
+                        list.of(ledger::Account::Workspace)
+                    }
+                    false => running::step_workspace(architecture, &other)?,
+                };
+                of_kind.push(json!([requests, bytes]));
+            }
+            workspace.insert(kv.name().to_owned(), of_kind.into());
+            if engine {
+                let row = running::kv_row_bytes(architecture, kv)?;
+                rows.insert(kv.name().to_owned(), row.into());
+            }
+        }
+        let near = config.sliding_window.as_ref();
+        let page_tokens = if engine { ask.page_tokens } else { 1 };
+        // Pages that a sequence may hold of layers with a window, one for what it shares.
+        let reach =
+            |w: &models::SlidingWindow| models::near_reach(w.tokens, 0, page_tokens as usize) + 1;
+        let near_layers = near.map_or(0, |w| w.layers.len());
+        Ok(Sheet(json!({
+            "kind": "serve", "engine": engine, "model": plan.model,
+            "parameters": plan.parameters,
+            "weight_bytes": plan.terms.of("weights"),
+            "runtime": plan.terms.of("runtime"),
+            "far_layers": config.num_hidden_layers - near_layers, "near_layers": near_layers,
+            "window": near.map_or(0, |w| w.tokens),
+            "row": 2 * config.kv_heads() * config.head_size(),
+            "near_pages": near.filter(|_| engine).map(reach), "step_tokens": ask.step_tokens,
+            "page_tokens": page_tokens, "kv_rows": rows,
+            "kv_kinds": kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>(),
+            "workspace": workspace,
+            "requests": ask.requests, "context": ask.context,
+            "longest": ask.context.max(config.max_position_embeddings as u64),
+            "weights": ask.weights.name(), "kv": ask.kv.name(),
+            "kinds": NumberKind::ALL.map(|kind| json!([kind.name(), blocks(kind)])),
+            "budget": plan.budget_bytes, "terms": plan.terms, "total_bytes": plan.total_bytes,
+        })))
+    }
+
+    /// Of a training: by the trainer's lists where this program runs it, else by formula.
+    ///
+    /// # Errors
+    /// Numbers that make no training.
+    pub fn train(
+        architecture: &Architecture,
+        ask: &TrainAsk,
+        plan: &Prediction,
+    ) -> Result<Sheet, Error> {
+        let longest = architecture.config.context_limit().unwrap_or(1024) as u64;
+        let batches = powers(1, 256, ask.batch);
+        let lengths = powers(64, longest.max(ask.length), ask.length);
+        let lists = match architecture.runs_here {
+            true => running::train_lists(architecture, ask, (&batches, &lengths))?,
+            false => serde_json::Map::new(),
+        };
+        let mut sheet = json!({
+            "kind": "train", "model": plan.model, "parameters": plan.parameters,
+            "lists": lists, "accounts": ledger::Account::ALL.map(ledger::Account::name),
+            "runtime": plan.terms.of("runtime"),
+            "batches": batches, "lengths": lengths, "batch": ask.batch, "length": ask.length,
+            "recompute": ask.recompute.name(), "precision": ask.precision.name(),
+            "zero": ask.layout.stage, "ranks": ask.layout.ranks,
+            "budget": plan.budget_bytes, "terms": plan.terms, "total_bytes": plan.total_bytes,
+        });
+        if let (Ok(_), Some(all)) = (architecture.transformer(), sheet.as_object_mut()) {
+            all.append(&mut formulas(architecture, ask)?);
+        }
+        Ok(Sheet(sheet))
+    }
+
+    /// Of anything else: bars, and nothing to slide.
+    pub fn still(plan: &Prediction) -> Sheet {
+        Sheet(json!({"kind": "still", "model": plan.model, "terms": plan.terms,
+            "total_bytes": plan.total_bytes, "budget": plan.budget_bytes}))
+    }
+}
+
+/// Powers of two between two numbers, with one of one's own.
+fn powers(from: u64, to: u64, own: u64) -> Vec<u64> {
+    let doubled = std::iter::successors(Some(from), |n| n.checked_mul(2)).take_while(|&n| n <= to);
+    let mut all: Vec<u64> = doubled.chain([own]).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The numbers that the formulas of training need.
+fn formulas(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+) -> Result<serde_json::Map<String, Value>, Error> {
+    let config = architecture.transformer()?;
+    let units = architecture.units()?;
+    // A row's bytes and a pair of rows', from which any batch and length follow.
+    let one = |recompute, length| {
+        let ask = Activations {
+            sequences: 1,
+            length,
+            attention: ask.attention,
+            recompute,
+            dropout: ask.dropout,
+        };
+        ask.bytes(config)
+    };
+    let mut activations = Vec::new();
+    for recompute in Recompute::ALL {
+        let (one, two) = (one(recompute, 1)?, one(recompute, 2)?);
+        // a·T + b·T² at T = 1 and T = 2.
+        let square = |one: u64, two: u64| (two - 2 * one) / 2;
+        let (kept, live) = (square(one.0, two.0), square(one.1, two.1));
+        activations.push(json!({
+            "name": recompute.name(),
+            "kept": [one.0 - kept, kept], "live": [one.1 - live, live],
+        }));
+    }
+    let adapters = match ask.lora {
+        Some(rank) => Some(crate::lora_parameters(config, rank)?),
+        None => None,
+    };
+    let precision = |p: Precision| json!(StateBytes::new(p, ask.optimizer));
+    let values = json!({
+        "adapters": adapters,
+        "single": crate::train::single_moments(architecture, ask)?,
+        "units": {"largest": units.embedding.max(units.projection).max(units.layer), "layer": units.layer},
+        "precisions": {"bf16": precision(Precision::Bf16), "f32": precision(Precision::F32)},
+        "activations": activations,
+        "vocabulary": config.vocab_size, "chunk": crate::train::CHUNK_ROWS,
+        "whole": ask.logits == Logits::Whole, "bucket": crate::train::BUCKET_BYTES,
+    });
+    match values {
+        Value::Object(values) => Ok(values),
+        _ => Ok(serde_json::Map::new()),
+    }
+}
+
+fn blocks(kind: NumberKind) -> Value {
+    let (values, bytes) = kind.block();
+    json!([values, bytes])
+}
+
+/// The page; `more` is text that follows the figures.
+pub fn page(plan: &Prediction, sheet: &Sheet, more: &str) -> String {
+    let body = html! {
+        header {
+            h1 { "Memory by term: " (plan.model) }
+            p.facts { (separated(plan.parameters)) " parameters, counted by " (plan.counted_by) }
+        }
+        main {
+            section.live hidden {
+                div.split {
+                    div { div #bars {} p #verdict aria-live="polite" {} table #terms {} }
+                    div.controls #controls {}
+                }
+            }
+            (as_text(plan, more))
+        }
+        footer { p { "Made by autoreg. GB is 10^9 bytes, GiB 2^30. Everything on this page is in this file." } }
+    };
+    let title = format!("Memory by term: {}", plan.model);
+    let json = serde_json::to_string(&sheet.0).unwrap_or_default();
+    let data = Some(Data { id: "sheet", json: &json });
+    Frame { title: &title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(&body)
+}
+
+fn as_text(plan: &Prediction, more: &str) -> Markup {
+    html! {
+        section {
+            h2 { "As planned" }
+            pre { (text(plan)) (more) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Terms;
+
+    #[test]
+    fn nothing_from_a_name_reaches_the_page_as_markup() {
+        let mut terms = Terms::default();
+        terms.add("</script><script>alert(1)</script>", 7);
+        let plan = Prediction::new(("a <b> & c", 7), "lists", terms, None).unwrap();
+        let page = page(&plan, &Sheet::still(&plan), "<i>");
+        assert!(page.contains("a &lt;b&gt; &amp; c") && !page.contains("<script>alert"));
+        assert_eq!(page.matches("</script>").count(), 2);
+        for word in ["http://", "https://", "src=", "@import", "url(", "fetch("] {
+            assert!(!page.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! `--ledger` through the binary: terms that add up to the process, written with plots, of every command
+//! that runs a model.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+#[path = "common/http.rs"]
+mod http;
+
+use common::works;
+use http::{Server, fixture};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What a command wrote, held to what every ledger must hold.
+#[track_caller]
+fn check(dir: &Path, terms: &[&str]) -> Value {
+    let text = std::fs::read_to_string(dir.join("ledger.json")).unwrap();
+    let found: Value = serde_json::from_str(&text).unwrap();
+    let rows = found["terms"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    terms.iter().for_each(|term| assert!(names.contains(term), "{term}: {names:?}"));
+    let sum = |key: &str| rows.iter().map(|row| row[key].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(sum("bytes"), found["total_bytes"].as_u64().unwrap());
+    assert!(names.contains(&found["limiting_term"].as_str().unwrap()));
+    // What no term explains of the process, at its peak.
+    let share = found["unexplained_share"].as_f64().unwrap();
+    assert!(share.abs() < 0.03, "{share}: {found}");
+    let samples = found["timeline"]["samples"].as_array().unwrap();
+    assert!(samples.len() > 2, "{found}");
+    let step = found["timeline"]["step"]["samples"].as_array().unwrap();
+    assert!(step.len() >= 2, "{found}");
+    // Pages of a buffer count once they are touched; what was reserved is at least that.
+    for row in rows {
+        let [peak, used] = ["peak_bytes", "in_use_bytes"].map(|key| row[key].as_u64().unwrap());
+        assert!(used <= peak.next_multiple_of(4096) + 4096 * 64, "{row}");
+    }
+    let page = std::fs::read_to_string(dir.join("ledger.html")).unwrap();
+    assert_eq!(page.matches("<svg").count(), 2, "a plot over the run and one over a step");
+    found
+}
+
+fn flag(dir: &Path) -> String {
+    format!("--ledger={}", dir.display())
+}
+
+#[test]
+fn generating_tells_its_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("llama");
+    let ran = works(&["generate", &model, "some text", "--max-tokens", "20", &flag(dir.path())]);
+    let found = check(dir.path(), &["weights", "K/V cache", "workspace", "runtime"]);
+    assert!(ran.err.contains("unexplained") && !ran.out.contains("unexplained"), "{}", ran.err);
+    for row in found["terms"].as_array().unwrap() {
+        let name = row["name"].as_str().unwrap();
+        if ["weights", "K/V cache", "workspace"].contains(&name) {
+            assert_eq!(row["predicted_bytes"], row["peak_bytes"], "{row}");
+        }
+    }
+    works(&["diagnose", dir.path().join("ledger.json").to_str().unwrap()]);
+}
+
+#[test]
+fn a_real_model_is_predicted_and_the_file_it_was_read_from_is_told_apart() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/smollm2-135m-q4_1.gguf");
+    if !Path::new(model).is_file() {
+        println!("skipped: no {model}; scripts/fetch-test-models fetches it");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    works(&["generate", model, "The capital of France is", "--max-tokens", "8", &flag(dir.path())]);
+    let found = check(dir.path(), &["weights", "K/V cache", "mapped files"]);
+    let number = |key: &str| found[key].as_f64().unwrap();
+    // The process was largest while weights were read: their file is in memory beside them.
+    assert!(number("reclaimable_bytes") > 90e6, "{found}");
+    let ratio = number("predicted_process_bytes") / number("peak_process_bytes");
+    assert!((ratio - 1.0).abs() < 0.03, "{ratio}");
+}
+
+#[test]
+fn training_tells_its_bytes_in_the_run_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let words = ["train", "--data", common::data(), "--model", "transformer", "--max-steps", "3"];
+    let ran =
+        works(&[&words[..], &["--quiet", "--ledger", "--out", out.to_str().unwrap()]].concat());
+    assert!(ran.out.contains("unexplained"), "{}", ran.out);
+    let found = check(&out, &["weights", "gradients", "optimizer", "activations", "data"]);
+    let marks = found["timeline"]["marks"].as_array().unwrap();
+    assert!(marks.iter().any(|mark| mark["what"].as_str().unwrap().contains("evaluation")));
+    works(&["diagnose", out.to_str().unwrap()]);
+}
+
+#[test]
+fn serving_tells_its_bytes_when_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&fixture("llama"), &[&flag(dir.path())]);
+    server.good("/v1/completions", &json!({"prompt": "some text", "max_tokens": 12}));
+    let own = tempfile::tempdir().unwrap();
+    let url = format!("http://{}", server.address);
+    let words =
+        ["bench", "serve", &url, "--requests", "2", "--max-tokens", "4", "--prompt-tokens", "8"];
+    let ran = works(&[&words[..], &["--vocabulary", "60", &flag(own.path())]].concat());
+    assert!(ran.err.contains("K/V cache"), "{}", ran.err);
+    let told: Value =
+        serde_json::from_str(&std::fs::read_to_string(own.path().join("ledger.json")).unwrap())
+            .unwrap();
+    assert!(told["kv"]["reserved_bytes"].as_u64().unwrap() > 0);
+    server.signal("-TERM");
+    assert_eq!(server.ended(), Some(0));
+    let found = check(dir.path(), &["weights", "K/V cache", "workspace", "runtime"]);
+    let marks = found["timeline"]["marks"].as_array().unwrap();
+    assert!(marks.iter().any(|mark| mark["what"] == "ready"), "{marks:?}");
+}
+
+#[test]
+fn benches_tell_their_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("llama");
+    for words in [
+        &["bench", "prefill", &model, "--tokens", "16", "--repeat", "1"][..],
+        &["bench", "decode", &model, "--tokens", "4", "--repeat", "1"],
+    ] {
+        works(&[words, &[&flag(dir.path())]].concat());
+        check(dir.path(), &["weights", "K/V cache"]);
+    }
+    works(&["bench", "train-memory", "--threads", "1", &flag(dir.path())]);
+    for model in ["rnn", "transformer"] {
+        let found =
+            check(&dir.path().join(model), &["weights", "gradients", "optimizer", "activations"]);
+        let [predicted, peak] = ["predicted_process_bytes", "peak_process_bytes"]
+            .map(|key| found[key].as_f64().unwrap());
+        assert!((predicted / peak - 1.0).abs() < 0.03, "{model}: {predicted} {peak}");
+    }
+    common::autoreg(&["bench", "prefill", &model, "--ledger=/nowhere/at/all"])
+        .refused(2, &["/nowhere/at/all", "no such folder"]);
+}
