@@ -13,12 +13,16 @@ that dies with SIGILL; clang 16 builds one that runs:
     cmake -S vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \\
           -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16
     cmake --build build -t llama-bench llama-batched-bench llama-server
+
+Without AMX on both sides: `--llama-args="--repack 0" --autoreg-args="--isa avx512"` (llama.cpp's AMX path is one
+of its repacked buffers).
 """
 
 import argparse
 import json
 import os
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
@@ -113,8 +117,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()])
     parser.add_argument("--only-cell", default="", help="cells whose name has this")
-    parser.add_argument("--llama-args", nargs="*", default=[], help="further words for llama-bench")
-    parser.add_argument("--autoreg-args", nargs="*", default=[], help="further words for autoreg bench")
+    parser.add_argument("--llama-args", type=shlex.split, default=[],
+                        help="further words for llama-bench, as --llama-args=WORDS")
+    parser.add_argument("--autoreg-args", type=shlex.split, default=[],
+                        help="further words for autoreg bench, as --autoreg-args=WORDS")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     found = {}

@@ -2,8 +2,9 @@
 
 Each side is a fresh process, in turn, the order swapped each round; a closed loop of 1, 4, 8 and 16
 clients, prompts of 128 random tokens, 64 new tokens each. llama.cpp runs with flash attention off and on;
-the better of the two is compared with, figure by figure. Then, for autoreg alone, 16 clients whose prompts
-share their first 512 tokens, with the prefix cache and without.
+the better of the two is compared with, figure by figure. Both have room for 256 tokens a client in their
+K/V caches (autoreg's in FP32, llama.cpp's in FP16). Then, for autoreg alone, 16 clients whose prompts of 528
+tokens share their first 512, with the prefix cache and without.
 
     .venv/bin/python bench/llama_server.py --llama DIR_WITH_LLAMA_SERVER models/smollm2-135m-q4_1.gguf
 
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import socket
 import statistics
 import subprocess
@@ -25,8 +27,8 @@ import urllib.request
 
 import common
 
-# Tokens of a prompt, new ones, and of a prefix that all share.
-PROMPT, NEW, SHARED = 128, 64, 512
+# Tokens of a prompt, new ones, of a prefix that all share and of what each has beside it, of a client's room.
+PROMPT, NEW, SHARED, OWN, ROOM = 128, 64, 512, 16, 256
 
 
 def free_port():
@@ -85,10 +87,14 @@ def ours(options, model, port, *more):
             "--max-sequences", max(options.clients), *more, *options.autoreg_args]
 
 
+def room(options):
+    return max(options.clients) * ROOM
+
+
 def theirs(options, model, port, flash):
     slots = max(options.clients)
     return [options.llama / "llama-server", "-m", model, "--port", port, "-t", options.threads, "-tb",
-            options.threads, "-np", slots, "-c", slots * 512, "-fa", flash, *options.llama_args]
+            options.threads, "-np", slots, "-c", room(options), "-fa", flash, *options.llama_args]
 
 
 def prefix(options, model):
@@ -98,7 +104,7 @@ def prefix(options, model):
         port = free_port()
         with running(ours(options, model, port, *more), port):
             clients = max(options.clients)
-            out.append(load(options, port, clients, SHARED + 32, SHARED)["time_to_first_token"]["p50_ms"])
+            out.append(load(options, port, clients, SHARED + OWN, SHARED)["time_to_first_token"]["p50_ms"])
     return out
 
 
@@ -110,13 +116,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--llama-args", nargs="*", default=[], help="further words for llama-server")
-    parser.add_argument("--autoreg-args", nargs="*", default=[], help="further words for autoreg serve")
+    parser.add_argument("--llama-args", type=shlex.split, default=[], help="further words for llama-server, as --llama-args=WORDS")
+    parser.add_argument("--autoreg-args", type=shlex.split, default=[], help="further words for autoreg serve, as --autoreg-args=WORDS")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     results = {}
     for model in options.models:
-        sides = {"autoreg": lambda port: ours(options, model, port),
+        sides = {"autoreg": lambda port: ours(options, model, port, "--kv-tokens", room(options)),
                  "llama.cpp, -fa off": lambda port: theirs(options, model, port, "off"),
                  "llama.cpp, -fa on": lambda port: theirs(options, model, port, "on")}
         found, prefixes = {name: [] for name in sides}, []
@@ -152,7 +158,7 @@ def show(options, model, found, prefixes):
     common.table(["", *found, "ratio to the better"], rows)
     shared, alone = zip(*prefixes)
     ratio = statistics.median(common.ratios(alone, shared))
-    print(f"\n{SHARED} tokens shared, {max(options.clients)} clients: first token p50 {common.spread(shared)} ms "
+    print(f"\n{SHARED} of {SHARED + OWN} tokens shared, {max(options.clients)} clients: first token p50 {common.spread(shared)} ms "
           f"with the prefix cache, {common.spread(alone)} ms without: {ratio:.1f} times")
 
 
