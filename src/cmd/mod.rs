@@ -28,6 +28,7 @@ pub mod score;
 pub mod serve;
 pub mod train;
 pub mod verify;
+mod verify_run;
 
 use crate::error::CliError;
 use crate::term::mib;

@@ -1,4 +1,5 @@
-//! `autoreg verify`: shows on this machine that an answer does not depend on its company.
+//! `autoreg verify`: shows on this machine that an answer does not depend on its company; of a run
+//! folder with checkpoints first what `verify_run` shows of training.
 //!
 //! The same requests run alone, together, in shuffled arrivals, on one thread and on all, in small
 //! and large pieces, with the prefix cache cold and warm, and with forced preemptions. Tokens and
@@ -6,7 +7,7 @@
 
 use crate::cmd::model::{Opened, engine_error};
 use crate::cmd::serve::Shared;
-use crate::cmd::{KvArgs, json, team};
+use crate::cmd::{KvArgs, json, team, verify_run};
 use crate::error::CliError;
 use crate::term;
 use clap::Args;
@@ -25,9 +26,13 @@ use std::time::Instant;
 #[command(after_help = "\
 Examples:
   autoreg verify runs/t1
+  autoreg verify runs/z                 also: resumption, ZeRO stages, checkpoints
   autoreg verify models/smollm2-135m-q4_1.gguf --requests 4 --max-tokens 8
 
-Exit codes: 0 all digests are the same, 1 some differ.")]
+Of a run folder with checkpoints: every checkpoint is read whole, short runs from its weights are
+resumed to the bit and done by two and four ranks at each ZeRO stage; nothing in the folder changes.
+
+Exit codes: 0 all digests are the same, 1 some differ or a checkpoint does not hold.")]
 pub struct VerifyArgs {
     /// A run folder of `autoreg train`, a GGUF file or a Hugging Face folder
     pub model: PathBuf,
@@ -98,6 +103,8 @@ struct Verdict {
     tokens: usize,
     rows: Vec<Row>,
     same: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    training: Vec<verify_run::Row>,
 }
 
 /// (token, log-probability, log-probability in what was drawn from) of each token, as bits.
@@ -105,6 +112,16 @@ type Answers = BTreeMap<usize, Vec<(u32, u64, u64)>>;
 
 /// Runs every way and compares.
 pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
+    let is_run = train::resumable(&args.model);
+    let training = match is_run {
+        true => verify_run::verify(&args.model, args.threads, !args.json)?,
+        false => Vec::new(),
+    };
+    let holds = training.iter().all(|row| row.good);
+    if is_run && !args.model.join(train::CONFIG_FILE).is_file() {
+        // Adapters alone: there is no model to ask.
+        return if holds { Ok(()) } else { Err(broken()) };
+    }
     let opened = Opened::open_with(&args.model, args.kv.kind())?;
     let model_digest = opened.digest()?;
     let config = opened.saved.config();
@@ -154,7 +171,8 @@ pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
     if args.json {
         let (version, isa) = (env!("CARGO_PKG_VERSION"), kernels::Isa::current().name());
         let requests = requests.len();
-        let verdict = Verdict { version, isa, model_digest, requests, tokens, rows, same };
+        let verdict =
+            Verdict { version, isa, model_digest, requests, tokens, rows, same, training };
         term::print(&json(&verdict)?);
     } else if same {
         term::print(&format!(
@@ -163,9 +181,14 @@ pub fn run(args: &VerifyArgs) -> Result<(), CliError> {
         ));
     }
     match same {
-        true => Ok(()),
+        true if holds => Ok(()),
+        true => Err(broken()),
         false => Err(CliError::failed("answers differ with their company: see the digests above")),
     }
+}
+
+fn broken() -> CliError {
+    CliError::failed("this run does not hold: see what is WRONG above")
 }
 
 fn ways(threads: usize) -> [Way; 9] {

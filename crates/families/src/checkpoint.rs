@@ -318,6 +318,7 @@ impl Piece<'_> {
             Piece::Values(binding, out) => {
                 if let Some(tensor) = tensors.get(&binding.tensor) {
                     binding.fill(&tensor, out);
+                    tensors.release(&binding.tensor, 0..tensor.bytes.len());
                 }
             }
             Piece::Panels { binding, part, first, panels } => {
@@ -343,6 +344,10 @@ impl Piece<'_> {
                             u16::from_le_bytes([tensor.bytes[2 * at], tensor.bytes[2 * at + 1]])
                         }),
                     }
+                }
+                if !turned {
+                    let rows = PANEL_ROWS * first..PANEL_ROWS * (first + TASK_PANELS);
+                    tensors.release(&binding.tensor, rows.start * row_bytes..rows.end * row_bytes);
                 }
             }
         }

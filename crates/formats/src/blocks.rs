@@ -24,8 +24,9 @@ impl TensorKind {
 ///
 /// # Panics
 /// When the row has no such block: a reader has checked that.
+#[inline]
 pub fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
-    let block = |bytes: usize, blocks: usize| {
+    let block = |bytes: usize, blocks: usize| -> &[u8] {
         let at = index / blocks * bytes;
         &row[at..at + bytes]
     };
@@ -56,7 +57,7 @@ pub fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
         QuantKind::Q8_0 => {
             let b = block(34, 1);
             out.d = bits(b, 0);
-            for (code, q) in out.codes.iter_mut().zip(&b[2..]) {
+            for (code, q) in out.codes.iter_mut().zip(&b[2..34]) {
                 *code = q ^ 0x80;
             }
         }
@@ -75,13 +76,15 @@ pub fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
         }
         QuantKind::Q6K => {
             let b = block(210, 8);
-            let (low, high, scales) = (&b[..128], &b[128..192], &b[192..208]);
+            let scales = &b[192..208];
             let (n, quarter) = (index % 8 / 4, index % 4);
             out.d = bits(b, 208);
             out.scale = [scales[8 * n + 2 * quarter], scales[8 * n + 2 * quarter + 1]];
-            for (l, code) in out.codes.iter_mut().enumerate() {
-                let four = low[64 * n + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
-                *code = four | (high[32 * n + l] >> (2 * quarter) & 3) << 4;
+            let low = &b[64 * n + 32 * (quarter % 2)..][..QUANT_BLOCK];
+            let high = &b[128 + 32 * n..][..QUANT_BLOCK];
+            let (four, two) = (4 * (quarter / 2) as u32, 2 * quarter as u32);
+            for ((code, low), high) in out.codes.iter_mut().zip(low).zip(high) {
+                *code = low >> four & 15 | (high >> two & 3) << 4;
             }
         }
     }
@@ -94,15 +97,17 @@ fn bits(block: &[u8], at: usize) -> u16 {
 
 /// Sixteen bytes: the low halves are the first sixteen codes.
 fn four_bits(bytes: &[u8], codes: &mut [u8; QUANT_BLOCK]) {
-    for (j, q) in bytes.iter().enumerate() {
-        codes[j] = q & 15;
-        codes[j + 16] = q >> 4;
-    }
+    // Of a length that the compiler knows, for one instruction instead of sixteen.
+    let Some((bytes, _)) = bytes.split_first_chunk::<{ QUANT_BLOCK / 2 }>() else { return };
+    let (low, high) = codes.split_at_mut(QUANT_BLOCK / 2);
+    low.iter_mut().zip(bytes).for_each(|(code, q)| *code = q & 15);
+    high.iter_mut().zip(bytes).for_each(|(code, q)| *code = q >> 4);
 }
 
 fn fifth_bits(bytes: &[u8], codes: &mut [u8; QUANT_BLOCK]) {
+    let bits = bytes.iter().rev().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte));
     for (j, code) in codes.iter_mut().enumerate() {
-        *code |= (bytes[j / 8] >> (j % 8) & 1) << 4;
+        *code |= ((bits >> j & 1) as u8) << 4;
     }
 }
 
@@ -114,9 +119,9 @@ fn k_scales(b: &[u8], j: usize, out: &mut QuantBlock) {
 
 /// Block j of eight: half of each byte of a run of 32.
 fn nibble_half(bytes: &[u8], j: usize, codes: &mut [u8; QUANT_BLOCK]) {
-    for (code, q) in codes.iter_mut().zip(&bytes[32 * (j / 2)..]) {
-        *code = q >> (4 * (j % 2)) & 15;
-    }
+    let Some((bytes, _)) = bytes[32 * (j / 2)..].split_first_chunk::<QUANT_BLOCK>() else { return };
+    let shift = 4 * (j % 2) as u32;
+    codes.iter_mut().zip(bytes).for_each(|(code, q)| *code = q >> shift & 15);
 }
 
 #[cfg(test)]

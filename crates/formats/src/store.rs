@@ -71,6 +71,16 @@ impl TensorStore {
         Some(StoredTensor { kind: entry.kind, shape: &entry.shape, bytes })
     }
 
+    /// Gives back the memory of some of a tensor's bytes, which were read for the last time for now.
+    pub fn release(&self, name: &str, bytes: Range<usize>) {
+        if let Some(entry) = self.entries.get(name)
+            && let Some((_, map)) = self.files.get(entry.file)
+        {
+            let place = |at: usize| entry.range.start.saturating_add(at).min(entry.range.end);
+            map.release(place(bytes.start)..place(bytes.end));
+        }
+    }
+
     /// The names, in the order of the files.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(String::as_str)

@@ -196,6 +196,50 @@ impl TensorFile {
         Ok(())
     }
 
+    /// Names of its tensors, sorted.
+    ///
+    /// # Errors
+    /// When the header does not hold.
+    pub fn names(&self) -> Result<Vec<String>, Error> {
+        let tensors = self.tensors()?;
+        let mut names: Vec<String> = tensors.names().into_iter().map(str::to_owned).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Values of a tensor.
+    ///
+    /// # Errors
+    /// When it is absent.
+    pub fn length(&self, name: &str) -> Result<usize, Error> {
+        Ok(self.bytes(name, Dtype::F32, None)?.len() / 4)
+    }
+
+    /// Copies the values of a tensor, of that shape where one is given, from value `from` on.
+    ///
+    /// # Errors
+    /// When it is absent, of another type or shape, or ends before `out` does.
+    pub fn read_f32_from(
+        &self,
+        name: &str,
+        shape: Option<&[usize]>,
+        from: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let bytes = self.bytes(name, Dtype::F32, shape)?;
+        let values = bytes.as_chunks::<4>().0;
+        let Some(values) = values.get(from..from + out.len()) else {
+            return Err(Error::Mismatch {
+                path: self.path.clone(),
+                name: name.to_owned(),
+                found: format!("{} values", values.len()),
+                expected: format!("values {from} to {}", from + out.len()),
+            });
+        };
+        out.iter_mut().zip(values).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+        Ok(())
+    }
+
     /// A tensor of any shape.
     ///
     /// # Errors

@@ -171,10 +171,24 @@ fn joined(low: [u16; LANES], high: [u16; LANES]) -> [u32; LANES] {
     words
 }
 
-/// One rounding where the target has the instruction, else two.
+/// a·b + c, rounded once as the instruction does. Where the target has none, the sum of the exact product
+/// and c is rounded to odd in twice the precision, which the last rounding cannot see (Boldo and
+/// Melquiond 2008).
 #[inline(always)]
 pub(crate) fn plain_fma(a: f32, b: f32, c: f32) -> f32 {
-    if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
+    if cfg!(target_arch = "aarch64") {
+        return a.mul_add(b, c);
+    }
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    // What the sum lacks, exactly; not a number where the sum is not finite.
+    let added = sum - product;
+    let lacks = (product - (sum - added)) + (c - added);
+    let bits = sum.to_bits();
+    let beyond = (lacks > 0.0) == (sum > 0.0);
+    let inexact_and_even = bits & 1 == 0 && lacks != 0.0 && lacks.is_finite();
+    let odd = if beyond { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+    f64::from_bits(if inexact_and_even { odd } else { bits }) as f32
 }
 
 /// 2^n for whole n in [-126, 127].
@@ -700,3 +714,25 @@ macro_rules! stamp {
     };
 }
 pub(crate) use stamp;
+
+#[cfg(test)]
+mod tests {
+    use super::plain_fma;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Any bits, and sums whose last bits meet the half between two floats.
+        #[test]
+        fn plain_fma_rounds_once(
+            a in any::<u32>(), b in any::<u32>(), c in any::<u32>(), near in -60i32..60,
+        ) {
+            let [a, b, c] = [a, b, c].map(f32::from_bits);
+            let half = (a * b).abs() * (near as f32).exp2();
+            for c in [c, half, -half, 1.0f32.copysign(c), f32::INFINITY] {
+                let (found, right) = (plain_fma(a, b, c), a.mul_add(b, c));
+                prop_assert!(found.to_bits() == right.to_bits() || (found.is_nan() && right.is_nan()),
+                    "{a:e}·{b:e} + {c:e}: {found:e}, not {right:e}");
+            }
+        }
+    }
+}

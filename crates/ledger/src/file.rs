@@ -4,7 +4,7 @@ use crate::resident::Mapped;
 use memmap2::Mmap;
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
 /// A read-only file in memory. Its pages belong to the page cache and can be reclaimed.
@@ -31,6 +31,24 @@ impl MappedFile {
         let place = Mapped::new(map.as_ptr() as usize, map.len());
         Ok(MappedFile { _place: Some(place), map: Some(map) })
     }
+
+    /// Says that `range` was read for the last time for now: its pages no longer count as this
+    /// process's memory, and are read from the page cache should they be asked for again.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Some(map) = &self.map {
+            let Range { start, end } = range.start..range.end.min(map.len());
+            if start < end {
+                // SAFETY: the pages are those of a read-only map of a file: their content is the
+                // file's whether they are resident or not. A refusal changes nothing.
+                let done = unsafe {
+                    let advice = memmap2::UncheckedAdvice::DontNeed;
+                    map.unchecked_advise_range(advice, start, end - start)
+                };
+                drop(done);
+            }
+        }
+    }
 }
 
 impl Drop for MappedFile {
@@ -43,5 +61,25 @@ impl Deref for MappedFile {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         self.map.as_deref().unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_bytes_read_as_before() {
+        let path = std::env::temp_dir().join(format!("released-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..40_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        assert_eq!(*file, bytes);
+        for range in [0..40_000, 100..9000, 39_000..90_000, 5..6, 7..7] {
+            file.release(range);
+            assert_eq!(*file, bytes);
+        }
+        drop(file);
+        std::fs::remove_file(&path).unwrap();
     }
 }

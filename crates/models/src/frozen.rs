@@ -1,10 +1,11 @@
 //! The loss of rows and its gradient by what an output projection reads, where the projection does
 //! not learn: logits of a chunk of rows become their gradients, and go back through the matrix.
 
-use crate::model::Model;
+use crate::model::Parts;
 use kernels::{
     HEAD_ROWS, HeadShape, Init, Mat, Team, head_logits, logits_workspace, matmul, row_gradients,
 };
+use tensor::Parameters;
 use tensor::ops::{Packed, frozen_input_gradient, packed_product};
 
 /// Values of workspace: a chunk of logits, and what makes them.
@@ -15,16 +16,16 @@ pub(crate) fn head_work(rows: usize, width: usize, vocab: usize, threads: usize)
 /// Losses and log Σ e^z of all rows (R each), and d_hidden (R×C) of Σ scale·loss.
 pub(crate) fn head(
     team: &Team,
-    model: &Model,
+    (parts, weights): (Parts, &Parameters),
     (hidden, targets): (&[f32], &[u32]),
     scale: f32,
     ([losses, log_z], d_hidden): ([&mut [f32]; 2], &mut [f32]),
     packed: &Packed,
     work: &mut [f32],
 ) {
-    let (weights, width, vocab) = (model.weights(), model.width(), model.config().vocab_size());
-    let (weight, soft_cap) = (model.head.weight, model.config().soft_cap());
-    let bias: &[f32] = model.head.bias.map_or(&[], |id| weights.get(id));
+    let (width, vocab) = (parts.network.width(), parts.config.vocab_size());
+    let (weight, soft_cap) = (parts.head.weight, parts.config.soft_cap());
+    let bias: &[f32] = parts.head.bias.map_or(&[], |id| weights.get(id));
     let is_packed = weights.layout().is_packed(weight);
     let (logits, work) = work.split_at_mut(HEAD_ROWS.min(targets.len()) * vocab);
     for (i, targets) in targets.chunks(HEAD_ROWS).enumerate() {

@@ -20,6 +20,7 @@ mod rope;
 mod runner;
 mod slots;
 mod transformer;
+mod units;
 
 pub use batch::{Batch, IGNORED};
 pub use cache::{Cache, KvCache, KvPages, KvPool, PagedPast, Past, near_from, near_reach};
@@ -32,4 +33,5 @@ pub use lora::{LoraConfig, LoraTarget, is_adapter};
 pub use model::{Error, Model};
 pub use recompute::Recompute;
 pub use rope::{RopeScaling, SlidingWindow};
-pub use runner::{Dropout, Runner, Workload};
+pub use runner::{Dropout, Runner, Training, Workload};
+pub use units::{Keeper, Residence, Units};

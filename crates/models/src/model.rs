@@ -3,6 +3,7 @@
 use crate::rnn::Rnn;
 use crate::runner::Pass;
 use crate::transformer::Transformer;
+use crate::units::Residence;
 use crate::{ConfigError, ModelConfig};
 use ledger::Plan;
 use std::sync::Arc;
@@ -49,6 +50,16 @@ pub struct Model {
     pub(crate) network: Network,
     pub(crate) head: Head,
     weights: Parameters,
+    residence: Residence,
+}
+
+/// A model but for its weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) network: &'a Network,
+    pub(crate) head: Head,
+    pub(crate) residence: Residence,
 }
 
 pub(crate) fn build(config: &ModelConfig) -> Result<(Network, Head, Layout), Error> {
@@ -86,7 +97,38 @@ impl Model {
     pub fn new(config: &ModelConfig) -> Result<Model, Error> {
         let (network, head, layout) = build(config)?;
         let weights = Parameters::weights(&Arc::new(layout))?;
-        Ok(Model { config: config.clone(), network, head, weights })
+        Ok(Model { config: config.clone(), network, head, weights, residence: Residence::Whole })
+    }
+
+    /// A model with weights whose layout has the configuration's parameters at places of their own
+    /// choosing.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn of_weights(
+        config: &ModelConfig,
+        weights: Parameters,
+        residence: Residence,
+    ) -> Result<Model, Error> {
+        let (network, head, _) = build(config)?;
+        Ok(Model { config: config.clone(), network, head, weights, residence })
+    }
+
+    /// All but the weights.
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        let Model { config, network, head, residence, .. } = self;
+        Parts { config, network, head: *head, residence: *residence }
+    }
+
+    /// All but the weights, and these, to be changed.
+    pub(crate) fn split_mut(&mut self) -> (Parts<'_>, &mut Parameters) {
+        let Model { config, network, head, weights, residence } = self;
+        (Parts { config, network, head: *head, residence: *residence }, weights)
+    }
+
+    /// Where its weights are.
+    pub fn residence(&self) -> Residence {
+        self.residence
     }
 
     /// What [`Model::new`] will allocate.
@@ -155,9 +197,9 @@ impl Network {
         }
     }
 
-    pub(crate) fn packed_len(&self) -> usize {
+    pub(crate) fn packed_len(&self, residence: Residence) -> usize {
         match self {
-            Network::Transformer(n) => n.packed_len(),
+            Network::Transformer(n) => n.packed_len(residence),
             Network::Rnn(n) => n.packed_len(),
         }
     }

@@ -4,10 +4,11 @@ use crate::RnnConfig;
 use crate::cache::{Cache, Past};
 use crate::runner::Pass;
 use crate::slots::slots;
+use crate::units::Course;
 use kernels::{Init, RnnShape, rnn_backward, rnn_forward, rnn_workspace};
 use ledger::{Account, Buffer, Spec};
 use tensor::ops::{Embedding, Linear};
-use tensor::{Initial, Layout, Packed, ParamId, Parameters};
+use tensor::{Initial, Layout, ParamId, Parameters};
 
 /// The network below the output projection.
 #[derive(Clone, Debug)]
@@ -76,8 +77,8 @@ impl Rnn {
     }
 
     pub(crate) fn pack(&self, pass: &Pass, packed: &mut [f32]) {
-        self.input.pack(pass.team, pass.weights, packed);
-        self.recurrent.pack(pass.team, pass.weights, packed);
+        self.input.pack(pass.team, pass.weights, packed, 0);
+        self.recurrent.pack(pass.team, pass.weights, packed, 0);
     }
 
     pub(crate) fn specs(
@@ -104,11 +105,12 @@ impl Rnn {
     /// Runs the batch up to the states that the output projection reads.
     pub(crate) fn forward(
         &self,
-        pass: &Pass,
-        packed: &Packed,
+        course: &mut Course,
         past: &mut Past<'_>,
         slots: &mut RnnSlots<Buffer<f32>>,
     ) {
+        course.fetch(0, None, |_, _, _| ());
+        let (pass, packed) = &course.parts(0);
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, n) = (batch.rows(), self.width());
         let caches = past.own();
@@ -126,15 +128,7 @@ impl Rnn {
         }
         let shape = RnnShape { sequences: &batch.sequences, hidden: n };
         let bias = weights.get(self.recurrent_bias);
-        rnn_forward(
-            team,
-            shape,
-            self.recurrent.packed(packed.matrices),
-            bias,
-            h,
-            states,
-            &mut slots.work,
-        );
+        rnn_forward(team, shape, self.recurrent.packed(packed), bias, h, states, &mut slots.work);
         for (cache, state) in caches.iter_mut().zip(states.chunks_exact(n)) {
             if let Cache::State(kept) = cache {
                 kept.copy_from_slice(state);
@@ -145,11 +139,11 @@ impl Rnn {
     /// Adds the batch's gradients, from the gradient of the states left in `d_h`.
     pub(crate) fn backward(
         &self,
-        pass: &Pass,
-        packed: &Packed,
+        course: &mut Course,
         gradients: &mut Parameters,
         slots: &mut RnnSlots<Buffer<f32>>,
     ) {
+        let (pass, packed) = &course.parts(0);
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, n, e) = (batch.rows(), self.width(), self.config.embedding_size);
         let (x, h) = (&slots.x[..rows * e], &slots.h[..rows * n]);
@@ -162,5 +156,6 @@ impl Rnn {
         self.input.backward(team, weights, gradients, packed, x, d, n, 0, wanted);
         pass.dropout(d_x, 0);
         self.tokens.backward(team, gradients, &batch.tokens, d_x);
+        course.reduce(gradients, 0);
     }
 }

@@ -4,10 +4,11 @@
 use crate::batch::Batch;
 use crate::cache::Past;
 use crate::mixed_head::{self, MixedHead};
-use crate::model::{Model, Network, build};
+use crate::model::{Model, Network, Parts, build};
 use crate::rnn::RnnSlots;
 use crate::slots::slots;
 use crate::transformer::TransformerSlots;
+use crate::units::{Course, Keeper, Residence, Source};
 use crate::{ModelConfig, Recompute, frozen, model};
 use kernels::{
     HalfKind, HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace,
@@ -43,6 +44,24 @@ pub struct Dropout {
     pub rate: f32,
     /// Changes with every pass over the data.
     pub stream: u64,
+}
+
+/// How a network is trained: what memory and bits of a step depend on beside the workload.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Training {
+    /// What the backward pass computes again.
+    pub recompute: Recompute,
+    /// In which 16 bits products are taken, where they are.
+    pub half: Option<HalfKind>,
+    /// Where the weights are.
+    pub residence: Residence,
+}
+
+/// Room that operations work in beside a network's own buffers.
+pub(crate) struct Room<'a> {
+    pub(crate) packed: &'a mut [f32],
+    pub(crate) rounded: &'a mut [f32],
+    pub(crate) work: &'a mut [f32],
 }
 
 /// What a pass over a batch reads.
@@ -109,12 +128,17 @@ slots! {
     }
 }
 
+impl OuterSlot<Buffer<f32>> {
+    fn room(&mut self) -> Room<'_> {
+        Room { packed: &mut self.packed, rounded: &mut self.rounded, work: &mut self.work }
+    }
+}
+
 fn specs(
     network: &Network,
     config: &ModelConfig,
     w: &Workload,
-    recompute: Recompute,
-    half: Option<HalfKind>,
+    Training { recompute, half, residence }: Training,
 ) -> (NetworkSlots<Spec>, OuterSlot<Spec>) {
     let inner = match network {
         Network::Transformer(n) => {
@@ -138,7 +162,7 @@ fn specs(
     let head =
         head.max(if frozen { frozen::head_work(w.rows, width, vocab, w.threads) } else { 0 });
     let outer = OuterSlot {
-        packed: work("packed matrices", if half.is_some() { 0 } else { network.packed_len() }),
+        packed: work("packed matrices", half.map_or(network.packed_len(residence), |_| 0)),
         rounded: work("rounded rows", network.rounded_len(w.rows)),
         work: work("adapters", network.work_len(w.rows, w.training)),
         head: work("head chunk", head),
@@ -152,8 +176,9 @@ pub(crate) fn all_finite(x: &[f32]) -> bool {
     x.iter().all(|x| x.is_finite())
 }
 
-fn head_shape(model: &Model, rows: usize) -> HeadShape {
-    let (width, config) = (model.network.width(), model.config());
+fn head_shape(parts: Parts, rows: usize) -> HeadShape {
+    let Parts { config, network, .. } = parts;
+    let width = network.width();
     HeadShape { rows, width, vocab: config.vocab_size(), soft_cap: config.soft_cap() }
 }
 
@@ -215,24 +240,23 @@ impl Runner {
         workload: &Workload,
         recompute: Recompute,
     ) -> Result<Plan, Error> {
-        Runner::plan_training(config, workload, recompute, None)
+        Runner::plan_training(config, workload, Training { recompute, ..Training::default() })
     }
 
-    /// The same for a model whose weights are read in 16 bits.
+    /// The same for a model that is trained as `training` says.
     ///
     /// # Errors
     /// When the configuration makes no network.
     pub fn plan_training(
         config: &ModelConfig,
         workload: &Workload,
-        recompute: Recompute,
-        half: Option<HalfKind>,
+        training: Training,
     ) -> Result<Plan, Error> {
         if workload.training {
             config.check_trainable()?;
         }
         let (network, _, _) = build(config)?;
-        let (inner, outer) = specs(&network, config, workload, recompute, half);
+        let (inner, outer) = specs(&network, config, workload, training);
         let mut plan = Plan::default();
         inner.each(&mut |s| plan.add(s));
         outer.each(&mut |s| plan.add(s));
@@ -263,7 +287,8 @@ impl Runner {
         }
         let workload = Workload { threads: team.threads(), ..workload };
         let half = model.weights().halves_kind();
-        let (inner, outer) = specs(&model.network, model.config(), &workload, recompute, half);
+        let training = Training { recompute, half, residence: model.residence() };
+        let (inner, outer) = specs(&model.network, model.config(), &workload, training);
         let mut allocate = |spec: Spec| Buffer::new(&spec).map_err(model::Error::Memory);
         Ok(Runner {
             team: Arc::clone(team),
@@ -288,26 +313,24 @@ impl Runner {
     /// The network's part of the forward pass.
     fn forward(
         &mut self,
-        model: &Model,
+        parts: Parts,
+        source: &mut Source,
         batch: &Batch,
         past: &mut Past<'_>,
         dropout: Option<Dropout>,
     ) {
         assert!(batch.rows() <= self.workload.rows, "a batch fits the workload");
         assert!(batch.sequences.len() <= self.workload.sequences, "a batch fits the workload");
-        let pass = Pass { team: &self.team, weights: model.weights(), batch, dropout };
-        if !self.packed {
-            model.network.pack(&pass, &mut self.outer.packed);
+        if !self.packed && parts.residence == Residence::Whole {
+            let pass = Pass { team: &self.team, weights: source.weights(), batch, dropout };
+            parts.network.pack(&pass, &mut self.outer.packed);
             self.packed = true;
         }
-        let rounded = RefCell::new(&mut self.outer.rounded[..]);
-        let work = RefCell::new(&mut self.outer.work[..]);
-        let packed = &Packed { matrices: &self.outer.packed, rounded, work };
-        match (&model.network, &mut self.slots) {
-            (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
-                n.forward(&pass, packed, past, s)
-            }
-            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.forward(&pass, packed, past, s),
+        let (team, residence, room) = (&*self.team, parts.residence, self.outer.room());
+        let course = &mut Course { team, batch, dropout, source, residence, room };
+        match (parts.network, &mut self.slots) {
+            (Network::Transformer(n), NetworkSlots::Transformer(s)) => n.forward(course, past, s),
+            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.forward(course, past, s),
             _ => unreachable!("a runner is made for its model"),
         }
     }
@@ -322,15 +345,41 @@ impl Runner {
         dropout: Option<Dropout>,
         gradients: &mut Parameters,
     ) -> &[f32] {
+        let source = Source::Whole(model.weights());
+        self.train_from(model.parts(), source, (batch, dropout), scale, gradients)
+    }
+
+    /// The same for weights and gradients that come and go.
+    pub fn train_kept(
+        &mut self,
+        model: &mut Model,
+        keeper: &mut dyn Keeper,
+        (batch, dropout): (&Batch, Option<Dropout>),
+        scale: f32,
+        gradients: &mut Parameters,
+    ) -> &[f32] {
+        let (parts, weights) = model.split_mut();
+        let source = Source::Kept(weights, keeper);
+        self.train_from(parts, source, (batch, dropout), scale, gradients)
+    }
+
+    fn train_from(
+        &mut self,
+        parts: Parts,
+        mut source: Source,
+        (batch, dropout): (&Batch, Option<Dropout>),
+        scale: f32,
+        gradients: &mut Parameters,
+    ) -> &[f32] {
         let rows = batch.rows();
-        self.forward(model, batch, &mut Past::none(), dropout);
-        let (width, weights, head) = (model.network.width(), model.weights(), model.head);
+        self.forward(parts, &mut source, batch, &mut Past::none(), dropout);
+        let (width, weights, head) = (parts.network.width(), source.weights(), parts.head);
         let rounded = RefCell::new(&mut self.outer.rounded[..]);
         let work = RefCell::new(&mut self.outer.work[..]);
-        let packed = &Packed { matrices: &self.outer.packed, rounded, work };
+        let packed = &Packed { matrices: &self.outer.packed, from: 0, rounded, work };
         let (hidden, d_hidden) = self.slots.hidden_and_gradient();
         let (hidden, d_x) = (&hidden[..rows * width], &mut d_hidden[..rows * width]);
-        let shape = head_shape(model, rows);
+        let shape = head_shape(parts, rows);
         let (losses, log_z) = (&mut self.outer.losses[..rows], &mut self.outer.best[..rows]);
         let (d_weight, d_bias) = gradients.pair_mut(head.weight, head.bias);
         if weights.halves_kind().is_some() {
@@ -339,6 +388,7 @@ impl Runner {
             head.train((hidden, &batch.targets), scale, d_x, gradients, [losses, log_z]);
         } else if d_weight.is_empty() {
             let (read, made) = ((hidden, &batch.targets[..]), ([losses, log_z], d_x));
+            let model = (parts, weights);
             frozen::head(&self.team, model, read, scale, made, packed, &mut self.outer.head);
         } else {
             head_cross_entropy(
@@ -353,12 +403,14 @@ impl Runner {
                 &mut self.outer.head,
             );
         }
-        let pass = Pass { team: &self.team, weights, batch, dropout };
-        match (&model.network, &mut self.slots) {
+        let (team, residence, room) = (&*self.team, parts.residence, self.outer.room());
+        let source = &mut source;
+        let course = &mut Course { team, batch, dropout, source, residence, room };
+        match (parts.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
-                n.backward(&pass, packed, gradients, s)
+                n.backward(course, gradients, s)
             }
-            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(&pass, packed, gradients, s),
+            (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.backward(course, gradients, s),
             _ => unreachable!("a runner is made for its model"),
         }
         &self.outer.losses[..rows]
@@ -366,30 +418,50 @@ impl Runner {
 
     /// Loss of each row, its most probable id (ties to the lowest) and that id's probability.
     pub fn evaluate(&mut self, model: &Model, batch: &Batch) -> (&[f32], &[u32], &[f32]) {
+        self.evaluate_from(model.parts(), Source::Whole(model.weights()), batch)
+    }
+
+    /// The same for weights that come and go.
+    pub fn evaluate_kept(
+        &mut self,
+        model: &mut Model,
+        keeper: &mut dyn Keeper,
+        batch: &Batch,
+    ) -> (&[f32], &[u32], &[f32]) {
+        let (parts, weights) = model.split_mut();
+        self.evaluate_from(parts, Source::Kept(weights, keeper), batch)
+    }
+
+    fn evaluate_from(
+        &mut self,
+        parts: Parts,
+        mut source: Source,
+        batch: &Batch,
+    ) -> (&[f32], &[u32], &[f32]) {
         let rows = batch.rows();
-        self.forward(model, batch, &mut Past::none(), None);
-        let (width, weights, head) = (model.network.width(), model.weights(), model.head);
+        self.forward(parts, &mut source, batch, &mut Past::none(), None);
+        let (width, weights, head) = (parts.network.width(), source.weights(), parts.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let (ids, best) = (&mut self.best_ids[..rows], &mut self.outer.best[..rows]);
         if weights.halves_kind().is_some() {
             let (team, z) = (&*self.team, &mut self.outer.head[..]);
-            let shape = head_shape(model, rows);
+            let shape = head_shape(parts, rows);
             let losses = &mut self.outer.losses[..rows];
             let read = (&hidden[..rows * width], &batch.targets[..]);
             MixedHead { team, weights, head, shape, z }.best(read, losses, ids, best);
             return (&self.outer.losses[..rows], &self.best_ids[..rows], &self.outer.best[..rows]);
         }
         if weights.layout().is_packed(head.weight) {
-            let vocab = model.config().vocab_size();
+            let vocab = parts.config.vocab_size();
             let bias: &[f32] = head.bias.map_or(&[], |id| weights.get(id));
             let rounded = RefCell::new(&mut self.outer.rounded[..]);
-            let packed = Packed { matrices: &[], rounded, work: RefCell::default() };
+            let packed = Packed { matrices: &[], from: 0, rounded, work: RefCell::default() };
             for first in (0..rows).step_by(QUANT_HEAD_ROWS) {
                 let chunk = first..rows.min(first + QUANT_HEAD_ROWS);
                 let x = &hidden[chunk.start * width..chunk.end * width];
                 let z = &mut self.outer.head[..chunk.len() * vocab];
                 packed_product(&self.team, weights, head.weight, bias, &packed, x, z, vocab, 0);
-                if let Some(limit) = model.config().soft_cap() {
+                if let Some(limit) = parts.config.soft_cap() {
                     kernels::soft_cap(&self.team, z, limit);
                 }
                 row_losses(
@@ -405,7 +477,7 @@ impl Runner {
         }
         head_cross_entropy(
             &self.team,
-            head_shape(model, rows),
+            head_shape(parts, rows),
             &hidden[..rows * width],
             weights.get(head.weight),
             head.bias.map_or(&[], |id| weights.get(id)),
@@ -434,7 +506,7 @@ impl Runner {
         let weights = model.weights();
         let specs = weights.layout().specs();
         let bad = specs.iter().find(|s| !all_finite(&weights.flat()[s.range.clone()]));
-        if let Some(spec) = bad {
+        if let Some(spec) = bad.filter(|_| model.residence() == Residence::Whole) {
             return Some(format!("weight {}", spec.name));
         }
         match (&model.network, &self.slots) {
@@ -464,7 +536,8 @@ impl Runner {
         rows: &[usize],
         logits: &mut [f32],
     ) {
-        self.forward(model, batch, &mut past.into(), None);
+        let parts = model.parts();
+        self.forward(parts, &mut Source::Whole(model.weights()), batch, &mut past.into(), None);
         let (width, weights, head) = (model.network.width(), model.weights(), model.head);
         let (hidden, _) = self.slots.hidden_and_gradient();
         let vocab = model.config().vocab_size();
@@ -476,13 +549,13 @@ impl Runner {
             let out = &mut logits[done * vocab..(done + run.len()) * vocab];
             done += run.len();
             if weights.halves_kind().is_some() {
-                let (team, shape) = (&*self.team, head_shape(model, run.len()));
+                let (team, shape) = (&*self.team, head_shape(parts, run.len()));
                 MixedHead { team, weights, head, shape, z: &mut [] }.logits(x, out);
                 continue;
             }
             if weights.layout().is_packed(head.weight) {
                 let rounded = RefCell::new(&mut self.outer.rounded[..]);
-                let packed = Packed { matrices: &[], rounded, work: RefCell::default() };
+                let packed = Packed { matrices: &[], from: 0, rounded, work: RefCell::default() };
                 let id = head.weight;
                 packed_product(&self.team, weights, id, bias, &packed, x, out, vocab, 0);
                 if let Some(limit) = model.config().soft_cap() {
@@ -490,7 +563,7 @@ impl Runner {
                 }
                 continue;
             }
-            let shape = head_shape(model, run.len());
+            let shape = head_shape(parts, run.len());
             let (weight, work) = (weights.get(head.weight), &mut self.outer.head);
             head_logits(&self.team, shape, x, weight, bias, out, work);
         }

@@ -8,12 +8,14 @@
 use crate::cache::Past;
 use crate::runner::{Pass, all_finite};
 use crate::slots::slots;
+use crate::units::{Course, Residence};
 use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
     AttentionShape, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign, attention_backward,
     attention_forward,
 };
 use ledger::{Account, Buffer, Spec};
+use std::ops::Range;
 use tensor::ops::{
     Adapter, Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary,
     frozen_work, turn, turn_back,
@@ -34,6 +36,8 @@ struct Layer {
     mlp: Mlp,
     /// Whether it sees only near positions.
     near: bool,
+    /// Where the packed forms of its matrices begin and end.
+    packed: Range<usize>,
 }
 
 /// The network below the output projection.
@@ -143,6 +147,13 @@ struct Desk<'a, 'p> {
 }
 
 impl Layer {
+    /// Packs its matrices; `packed` begins at `from` among the packed forms of all layers.
+    fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32], from: usize) {
+        for linear in [&self.qkv, &self.out].into_iter().chain(self.mlp.linears()) {
+            linear.pack(team, weights, packed, from);
+        }
+    }
+
     /// Adds the adapters of layer `i` that the configuration asks for.
     fn adapt(
         &mut self,
@@ -236,6 +247,7 @@ impl Transformer {
         let layers = (0..config.num_hidden_layers)
             .map(|i| {
                 let name = |part: &str| format!("layers.{i}.{part}");
+                let begins = packed;
                 let mut linear = |layout: &mut Layout, part: &str, shape, bias, initial| {
                     Linear::new(layout, &mut packed, &name(part), shape, bias, initial)
                 };
@@ -257,8 +269,11 @@ impl Transformer {
                 let (name, kind) = (name("mlp"), mlp_kind(config));
                 let mlp = Mlp::new(layout, &mut packed, &name, kind, (c, f), config.bias, initial);
                 let near = config.sees_near(i);
-                let mut layer = Layer { norm1, qkv, heads, out, post, norm2, mlp, near };
+                let none = begins..begins;
+                let mut layer =
+                    Layer { norm1, qkv, heads, out, post, norm2, mlp, near, packed: none };
                 layer.adapt(config, i, layout, &mut packed);
+                layer.packed.end = packed;
                 layer
             })
             .collect();
@@ -285,8 +300,12 @@ impl Transformer {
         self.config.hidden_size
     }
 
-    pub(crate) fn packed_len(&self) -> usize {
-        self.packed_len
+    /// Values of the packed forms of all layers, or of one.
+    pub(crate) fn packed_len(&self, residence: Residence) -> usize {
+        match residence {
+            Residence::Whole => self.packed_len,
+            Residence::ByUnit => self.layers.iter().map(|l| l.packed.len()).max().unwrap_or(0),
+        }
     }
 
     /// Room for the widest rows that a quantised matrix reads.
@@ -315,11 +334,22 @@ impl Transformer {
     }
 
     pub(crate) fn pack(&self, pass: &Pass, packed: &mut [f32]) {
-        for layer in &self.layers {
-            for linear in [&layer.qkv, &layer.out].into_iter().chain(layer.mlp.linears()) {
-                linear.pack(pass.team, pass.weights, packed);
-            }
-        }
+        self.layers.iter().for_each(|layer| layer.pack(pass.team, pass.weights, packed, 0));
+    }
+
+    /// What is read at unit `unit` of a pass: embeddings, a layer, or the last norm; `next` after it.
+    fn enter<'c>(
+        &self,
+        course: &'c mut Course,
+        unit: usize,
+        next: Option<usize>,
+    ) -> (Pass<'c>, Packed<'c>) {
+        let layer = unit.checked_sub(1).and_then(|i| self.layers.get(i));
+        let from = layer.map_or(0, |layer| layer.packed.start);
+        course.fetch(unit, next, |team, weights, packed| {
+            layer.into_iter().for_each(|layer| layer.pack(team, weights, packed, from));
+        });
+        course.parts(from)
     }
 
     /// The buffers for batches of up to `rows` rows in sequences of up to `longest` tokens; for a
@@ -442,11 +472,11 @@ impl Transformer {
     /// Runs the batch up to the rows that the output projection reads.
     pub(crate) fn forward(
         &self,
-        pass: &Pass,
-        packed: &Packed,
+        course: &mut Course,
         past: &mut Past<'_>,
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
+        let (pass, _) = self.enter(course, 0, Some(1));
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, c) = (batch.rows(), self.width());
         let TransformerSlots { inputs, attention, mlp, shared } = slots;
@@ -466,18 +496,20 @@ impl Transformer {
                 rotary.angles(&batch.positions, &mut angles[..rows * rotary.width()]);
             }
         }
-        let (x, desk) = &mut shared.desk(packed, rows * c);
         for (i, layer) in self.layers.iter().enumerate() {
+            let (pass, packed) = &self.enter(course, i + 1, Some(i + 2));
+            let (x, desk) = &mut shared.desk(packed, rows * c);
             if let Some(input) = inputs.get_mut(i) {
                 keep(pass.team, input, x);
             }
             self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
             self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
         }
+        let (pass, _) = self.enter(course, self.layers.len() + 1, None);
         let hidden = &mut shared.hidden[..rows * c];
         let x = &shared.x[..rows * c];
-        self.norm.forward(team, weights, x, hidden, &mut shared.final_stats);
-        past.advance(&batch.sequences);
+        self.norm.forward(pass.team, pass.weights, x, hidden, &mut shared.final_stats);
+        past.advance(&pass.batch.sequences);
     }
 
     /// x ← x + what attention makes of it.
@@ -594,11 +626,12 @@ impl Transformer {
     /// Adds the batch's gradients, from the gradient of `hidden` left in `d_inner`.
     pub(crate) fn backward(
         &self,
-        pass: &Pass,
-        packed: &Packed,
+        course: &mut Course,
         gradients: &mut Parameters,
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
+        let count = self.layers.len();
+        let (pass, _) = self.enter(course, count + 1, Some(count));
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, c) = (batch.rows(), self.width());
         let TransformerSlots { inputs, attention, mlp, shared } = slots;
@@ -607,10 +640,12 @@ impl Transformer {
         let x = &shared.x[..rows * c];
         let d_hidden = &shared.d_inner[..rows * c];
         self.norm.backward(team, weights, gradients, x, &shared.final_stats, d_hidden, d_x);
+        course.reduce(gradients, count + 1);
         let last = self.layers.len() - 1;
         // What stands in a slot that layers share is the last layer's.
         let again = |slots: usize, i: usize| slots < self.layers.len() && i < last;
         for (i, layer) in self.layers.iter().enumerate().rev() {
+            let (pass, packed) = &self.enter(course, i + 1, (i > 0).then_some(i));
             let input = &inputs[i][..rows * c];
             let attention_again = again(attention.len(), i);
             let (attention, mlp_again) = (slot_of(attention, i), again(mlp.len(), i));
@@ -623,7 +658,10 @@ impl Transformer {
                 self.attention_again(pass, packed, (i, layer), attention, input, shared);
             }
             self.attention_backward(pass, packed, gradients, (i, layer), attention, input, shared);
+            course.reduce(gradients, i + 1);
         }
+        let (pass, _) = course.parts(0);
+        let (team, batch) = (pass.team, pass.batch);
         let d_x = &mut shared.d_x[..rows * c];
         pass.dropout(d_x, 0);
         if let Some(factor) = self.config.embedding_scale {
@@ -633,6 +671,7 @@ impl Transformer {
         if let Some(positions) = &self.positions {
             positions.backward(team, gradients, &batch.positions, d_x);
         }
+        course.reduce(gradients, 0);
     }
 
     /// Fills both slots of a layer again from its input.

@@ -1,14 +1,16 @@
 //! 16-bit weights beside FP32 master weights: what computation reads while a network is trained in
 //! mixed precision, and the room in which its products pack their factors.
 
+use crate::Layout;
 use kernels::{Factor, HalfKind, Init, Team, mixed_matmul, mixed_workspace};
 use ledger::{Account, Buffer, Spec};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// The 16 bits of every parameter, in the places of its layout.
+/// The 16 bits of every parameter, in the places of a layout.
 #[derive(Debug)]
 pub(crate) struct Halves {
     pub(crate) kind: HalfKind,
+    pub(crate) layout: Arc<Layout>,
     words: Buffer<f32>,
     /// Held for the time of a product.
     work: Mutex<Buffer<f32>>,
@@ -25,20 +27,25 @@ pub struct Mixed {
     pub largest: usize,
 }
 
-/// What [`Halves`] of so many values allocate.
-pub(crate) fn specs(values: usize, mixed: Mixed) -> [Spec; 2] {
+/// What [`Halves`] of a layout allocate.
+pub(crate) fn specs(layout: &Layout, account: Account, mixed: Mixed) -> [Spec; 2] {
     let work = mixed_workspace(mixed.threads, mixed.largest);
     [
-        Spec::new("16-bit weights", Account::Weights, values.div_ceil(2)),
+        Spec::new("16-bit weights", account, layout.len().div_ceil(2)),
         Spec::new("16-bit factors", Account::Workspace, work),
     ]
 }
 
 impl Halves {
-    pub(crate) fn new(values: usize, mixed: Mixed) -> Result<Halves, ledger::Error> {
-        let [words, work] = specs(values, mixed);
+    pub(crate) fn new(
+        layout: &Arc<Layout>,
+        account: Account,
+        mixed: Mixed,
+    ) -> Result<Halves, ledger::Error> {
+        let [words, work] = specs(layout, account, mixed);
         let work = Mutex::new(Buffer::new(&work)?);
-        Ok(Halves { kind: mixed.kind, words: Buffer::new(&words)?, work })
+        let layout = Arc::clone(layout);
+        Ok(Halves { kind: mixed.kind, layout, words: Buffer::new(&words)?, work })
     }
 
     pub(crate) fn bits(&self) -> &[u16] {

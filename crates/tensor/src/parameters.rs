@@ -90,6 +90,19 @@ impl ParameterSpec {
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Its initial values from value `from` on: a pure function of the seed, its name and the place.
+    pub fn fill_initial(&self, seed: u64, from: usize, out: &mut [f32]) {
+        let name_hash = self.name.bytes().fold(0u64, |h, b| kernels::mix(h ^ u64::from(b)));
+        let key = stream_key(seed, name_hash, 0);
+        for (i, v) in (from as u64..).zip(out) {
+            *v = match self.initial {
+                Initial::Normal(deviation) => deviation * normal(key, i),
+                Initial::Uniform(bound) => bound * (2.0 * kernels::uniform(key, i) - 1.0) as f32,
+                Initial::Constant(value) => value,
+            };
+        }
+    }
 }
 
 /// A parameter's place in a [`Layout`].
@@ -116,6 +129,19 @@ impl Layout {
     /// An empty layout in which the matrices named by `storage` are kept in panels.
     pub fn stored(storage: &Storage) -> Layout {
         Layout { storage: storage.clone(), ..Layout::default() }
+    }
+
+    /// Parameters at places of their own choosing, as values; places may overlap, where parameters
+    /// take turns. The end is at a multiple of sixteen values.
+    pub fn of_specs(specs: Vec<ParameterSpec>) -> Layout {
+        let len = specs.iter().map(|spec| spec.range.end).max().unwrap_or(0).next_multiple_of(16);
+        Layout { specs, len, ..Layout::default() }
+    }
+
+    /// Values of a flat buffer of this layout.
+    #[expect(clippy::len_without_is_empty, reason = "no network is without parameters")]
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// Adds a parameter. Each starts at a multiple of sixteen values.
@@ -199,8 +225,13 @@ impl Layout {
     pub fn mixed_specs(&self, mixed: Mixed) -> Plan {
         let mut plan = Plan::default();
         plan.add(&self.buffer_spec("master weights", Account::Master));
-        specs(self.len, mixed).iter().for_each(|spec| plan.add(spec));
+        self.half_specs(Account::Weights, mixed).iter().for_each(|spec| plan.add(spec));
         plan
+    }
+
+    /// 16 bits of parameters of this layout, booked under `account`, and room for their products.
+    pub fn half_specs(&self, account: Account, mixed: Mixed) -> [Spec; 2] {
+        specs(self, account, mixed)
     }
 
     fn block_spec(&self) -> Spec {
@@ -256,8 +287,23 @@ impl Parameters {
     /// When memory is not to be had.
     pub fn keep_halves(&mut self, team: &Team, mixed: Mixed) -> Result<(), ledger::Error> {
         self.values.move_to(Account::Master);
-        self.halves = Some(Halves::new(self.values.len(), mixed)?);
+        self.halves = Some(Halves::new(&self.layout, Account::Weights, mixed)?);
         self.round_halves(team);
+        Ok(())
+    }
+
+    /// Computation reads matrices and tables in 16 bits that stand in the places of a layout of their
+    /// own and are filled from elsewhere; values are there for what is read as values.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub fn hold_halves(
+        &mut self,
+        layout: &Arc<Layout>,
+        account: Account,
+        mixed: Mixed,
+    ) -> Result<(), ledger::Error> {
+        self.halves = Some(Halves::new(layout, account, mixed)?);
         Ok(())
     }
 
@@ -270,7 +316,9 @@ impl Parameters {
 
     /// Rounds the values to 16 bits again, where there are any; after values have changed.
     pub fn round_halves(&mut self, team: &Team) {
-        if let Some(halves) = &mut self.halves {
+        if let Some(halves) = &mut self.halves
+            && Arc::ptr_eq(&halves.layout, &self.layout)
+        {
             let kind = halves.kind;
             let bits = &mut halves.bits_mut()[..self.values.len()];
             kernels::round_halves(team, kind, &self.values, bits);
@@ -284,8 +332,8 @@ impl Parameters {
 
     /// A parameter's 16 bits.
     pub fn half(&self, id: ParamId) -> Option<&[u16]> {
-        let range = self.layout.specs[id.0].range.clone();
-        self.halves.as_ref().map(|halves| &halves.bits()[range])
+        let halves = self.halves.as_ref()?;
+        Some(&halves.bits()[halves.layout.specs[id.0].range.clone()])
     }
 
     /// Values and, where there are any, their 16 bits: for an optimizer.
@@ -370,18 +418,7 @@ impl Parameters {
     pub fn initialise_some(&mut self, seed: u64, wanted: impl Fn(&ParameterSpec) -> bool) {
         let layout = Arc::clone(&self.layout);
         for spec in layout.specs().iter().filter(|spec| wanted(spec)) {
-            let name_hash = spec.name.bytes().fold(0u64, |h, b| kernels::mix(h ^ u64::from(b)));
-            let key = stream_key(seed, name_hash, 0);
-            let values = &mut self.values[spec.range.clone()];
-            for (i, v) in values.iter_mut().enumerate() {
-                *v = match spec.initial {
-                    Initial::Normal(deviation) => deviation * normal(key, i as u64),
-                    Initial::Uniform(bound) => {
-                        bound * (2.0 * kernels::uniform(key, i as u64) - 1.0) as f32
-                    }
-                    Initial::Constant(value) => value,
-                };
-            }
+            spec.fill_initial(seed, 0, &mut self.values[spec.range.clone()]);
         }
     }
 

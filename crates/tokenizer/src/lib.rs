@@ -3,12 +3,14 @@
 //! [`Tokenizer`] reads any `tokenizer.json` of the Hugging Face `tokenizers` library and is written
 //! as one by [`train`]. [`Utf8Stream`] turns ids into text one by one. Nothing here knows models.
 
+mod bpe;
 mod chars;
 mod decode;
 mod error;
 mod pieces;
 mod specials;
 mod stream;
+mod texts;
 mod to_vocabulary;
 mod tokenizer;
 pub mod train;

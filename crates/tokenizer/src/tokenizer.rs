@@ -6,8 +6,10 @@
 
 use crate::{
     Error, Pieces,
+    bpe::Bpe,
     decode::{DecodeRule, char_of},
     specials::Specials,
+    texts::Texts,
     words::{self, WordEncoder},
 };
 use serde_json::Value;
@@ -28,11 +30,9 @@ pub struct Tokenizer {
 }
 
 struct Inner {
-    library: tokenizers::Tokenizer,
-    quick: Quick,
+    encoder: Encoder,
     rule: DecodeRule,
     hidden: HashSet<u32>,
-    tokens: Vec<Option<String>>,
     /// Names of control tokens by their first byte, longest first.
     controls: HashMap<u8, Vec<(String, u32)>>,
     bytes: Option<Vec<u8>>,
@@ -50,15 +50,49 @@ pub enum Part<'a> {
 
 /// What a tokenizer is put together from.
 pub(crate) struct Parts<'a> {
-    pub(crate) library: tokenizers::Tokenizer,
-    pub(crate) quick: Quick,
+    pub(crate) encoder: Encoder,
     /// The `decoder` value of a `tokenizer.json`.
     pub(crate) decoder: &'a Value,
     pub(crate) specials: Specials,
-    pub(crate) tokens: Vec<Option<String>>,
     /// The `tokenizer.json`, where there is one.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) sha256: String,
+}
+
+/// Text to ids.
+pub(crate) enum Encoder {
+    /// The library's object, quicker ways beside it, and the tokens by id.
+    Library { library: Box<tokenizers::Tokenizer>, quick: Quick, texts: Texts },
+    /// The vocabulary of a GGUF file.
+    Bpe(Bpe),
+}
+
+impl Encoder {
+    fn texts(&self) -> &Texts {
+        match self {
+            Encoder::Library { texts, .. } => texts,
+            Encoder::Bpe(bpe) => bpe.texts(),
+        }
+    }
+
+    fn id(&self, token: &str) -> Option<u32> {
+        match self {
+            Encoder::Library { library, .. } => library.token_to_id(token),
+            Encoder::Bpe(bpe) => bpe.id(token),
+        }
+    }
+
+    /// Names and ids of control tokens.
+    fn controls(&self) -> Vec<(String, u32)> {
+        match self {
+            Encoder::Library { library, .. } => {
+                let added = library.get_added_tokens_decoder().into_iter();
+                let special = added.filter(|(_, token)| token.special);
+                special.map(|(id, token)| (token.content, id)).collect()
+            }
+            Encoder::Bpe(bpe) => bpe.controls(),
+        }
+    }
 }
 
 /// How text is cut before the vocabulary is looked at.
@@ -104,27 +138,32 @@ impl Tokenizer {
         library.set_encode_special_tokens(true);
         library.with_padding(None);
         library.with_truncation(None).map_err(|e| format_error(e.to_string()))?;
-        let tokens = token_table(&library)?;
+        let texts = token_table(&library)?;
         let mut specials = Specials::find(|name| library.token_to_id(name));
         let unk_name = value["model"]["unk_token"].as_str();
         specials.unk = unk_name.and_then(|name| library.token_to_id(name)).or(specials.unk);
         Self::from_parts(Parts {
-            quick: quick(&value, &library, specials.unk),
-            library,
+            encoder: Encoder::Library {
+                quick: quick(&value, &library, specials.unk),
+                library: Box::new(library),
+                texts,
+            },
             decoder: &value["decoder"],
             specials,
-            tokens,
             bytes: Some(bytes.to_vec()),
             sha256: hex(&Sha256::digest(bytes)),
         })
     }
 
     pub(crate) fn from_parts(parts: Parts<'_>) -> Result<Self, Error> {
-        let Parts { library, quick, decoder, specials, tokens, bytes, sha256 } = parts;
+        let Parts { encoder, decoder, specials, bytes, sha256 } = parts;
         let rule = DecodeRule::parse(decoder)?;
-        let hidden = hidden_ids(&library, specials.unk);
-        let controls = controls(&library);
-        let inner = Inner { library, quick, rule, hidden, tokens, controls, bytes, sha256 };
+        let controls = encoder.controls();
+        // Control tokens have no text. The unknown token is shown: it stands where text was.
+        let hidden = controls.iter().map(|&(_, id)| id).filter(|&id| Some(id) != specials.unk);
+        let hidden = hidden.collect();
+        let inner =
+            Inner { encoder, rule, hidden, controls: by_first_byte(controls), bytes, sha256 };
         Ok(Self { inner: Arc::new(inner), specials })
     }
 
@@ -138,8 +177,9 @@ impl Tokenizer {
 
     /// The ids that the file itself puts before a text.
     pub fn put_before(&self) -> Vec<u32> {
-        let Ok(encoding) = self.inner.library.encode_fast("a", true) else { return Vec::new() };
-        let own = self.inner.library.encode_fast("a", false);
+        let Encoder::Library { library, .. } = &self.inner.encoder else { return Vec::new() };
+        let Ok(encoding) = library.encode_fast("a", true) else { return Vec::new() };
+        let own = library.encode_fast("a", false);
         let first = own.ok().and_then(|e| e.get_ids().first().copied());
         let ids = encoding.get_ids().iter().copied();
         ids.take_while(|&id| Some(id) != first && self.inner.hidden.contains(&id)).collect()
@@ -147,7 +187,7 @@ impl Tokenizer {
 
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
-        self.inner.tokens.len()
+        self.inner.encoder.texts().len()
     }
 
     /// The ids of a text. No special token is added, and the name of a special token in the text is
@@ -158,16 +198,17 @@ impl Tokenizer {
 
     /// The first `limit` ids of [`encode`](Self::encode).
     pub fn encode_at_most(&self, text: &str, limit: usize) -> Vec<u32> {
-        match &self.inner.quick {
-            Quick::Words(words) => return words.encode(text, limit),
-            Quick::Pieces => return self.encode_pieces(text, limit),
-            Quick::No => {}
-        }
-        let mut ids = match self.inner.library.encode_fast(text, false) {
-            Ok(encoding) => encoding.get_ids().to_vec(),
+        let mut ids = match &self.inner.encoder {
+            Encoder::Library { quick: Quick::Words(words), .. } => words.encode(text, limit),
+            Encoder::Library { quick: Quick::Pieces, library, .. } => {
+                encode_pieces(library, text, limit)
+            }
             // A model without an unknown token fails on text outside its alphabet: that part is lost
             // in every library; here the whole text gives nothing rather than something wrong.
-            Err(_) => Vec::new(),
+            Encoder::Library { quick: Quick::No, library, .. } => library
+                .encode_fast(text, false)
+                .map_or_else(|_| Vec::new(), |e| e.get_ids().to_vec()),
+            Encoder::Bpe(bpe) => bpe.encode(text),
         };
         ids.truncate(limit);
         ids
@@ -207,22 +248,6 @@ impl Tokenizer {
         parts
     }
 
-    fn encode_pieces(&self, text: &str, limit: usize) -> Vec<u32> {
-        let mut ids = Vec::new();
-        let mut piece = String::new();
-        for bytes in Pieces::new(text) {
-            if ids.len() >= limit {
-                break;
-            }
-            piece.clear();
-            piece.extend(bytes.bytes().map(char_of));
-            let tokens = self.inner.library.get_model().tokenize(&piece).unwrap_or_default();
-            ids.extend(tokens.into_iter().map(|token| token.id));
-        }
-        ids.truncate(limit);
-        ids
-    }
-
     /// The text of some ids. Padding, beginning, end and other control tokens give no text; the
     /// unknown token shows as it is written. Ids outside the vocabulary give nothing.
     pub fn decode(&self, ids: &[u32]) -> String {
@@ -236,7 +261,7 @@ impl Tokenizer {
 
     /// Appends the bytes of one id; says whether the id has text at all.
     pub(crate) fn push_bytes(&self, id: u32, first: bool, out: &mut Vec<u8>) -> bool {
-        let token = self.inner.tokens.get(id as usize).and_then(Option::as_deref);
+        let token = self.inner.encoder.texts().get(id);
         let Some(token) = token.filter(|_| !self.inner.hidden.contains(&id)) else {
             return false;
         };
@@ -253,12 +278,12 @@ impl Tokenizer {
 
     /// The token with this id, as the vocabulary writes it.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.tokens.get(id as usize).cloned().flatten()
+        self.inner.encoder.texts().get(id).map(str::to_owned)
     }
 
     /// The id of a token, as the vocabulary writes it.
     pub fn id(&self, token: &str) -> Option<u32> {
-        self.inner.library.token_to_id(token)
+        self.inner.encoder.id(token)
     }
 
     /// The ids with a meaning of their own.
@@ -279,11 +304,31 @@ impl Tokenizer {
     /// The bytes of the `tokenizer.json`, as they were read or trained; written anew for what was
     /// made from a vocabulary.
     pub fn to_bytes(&self) -> Vec<u8> {
-        match &self.inner.bytes {
-            Some(bytes) => bytes.clone(),
-            None => self.inner.library.to_string(false).unwrap_or_default().into_bytes(),
+        let written =
+            |library: &tokenizers::Tokenizer| library.to_string(false).unwrap_or_default();
+        match (&self.inner.bytes, &self.inner.encoder) {
+            (Some(bytes), _) => bytes.clone(),
+            (None, Encoder::Library { library, .. }) => written(library).into_bytes(),
+            (None, Encoder::Bpe(bpe)) => {
+                bpe.library().as_ref().map(written).unwrap_or_default().into_bytes()
+            }
         }
     }
+}
+
+fn encode_pieces(library: &tokenizers::Tokenizer, text: &str, limit: usize) -> Vec<u32> {
+    let mut ids = Vec::new();
+    let mut piece = String::new();
+    for bytes in Pieces::new(text) {
+        if ids.len() >= limit {
+            break;
+        }
+        piece.clear();
+        piece.extend(bytes.bytes().map(char_of));
+        let tokens = library.get_model().tokenize(&piece).unwrap_or_default();
+        ids.extend(tokens.into_iter().map(|token| token.id));
+    }
+    ids
 }
 
 fn format_error(what: String) -> Error {
@@ -312,7 +357,7 @@ fn check_shape(value: &Value) -> Result<(), Error> {
 }
 
 /// All tokens by id. Ids may have gaps, but not absurd ones: the table is as long as the largest id.
-fn token_table(library: &tokenizers::Tokenizer) -> Result<Vec<Option<String>>, Error> {
+fn token_table(library: &tokenizers::Tokenizer) -> Result<Texts, Error> {
     let vocabulary = library.get_vocab(true);
     let largest = vocabulary.values().copied().max();
     let len = largest.map_or(0, |id| id as usize + 1);
@@ -331,22 +376,15 @@ fn token_table(library: &tokenizers::Tokenizer) -> Result<Vec<Option<String>>, E
     for (id, token) in tokens.iter_mut().enumerate() {
         *token = library.id_to_token(id as u32).or(token.take());
     }
-    Ok(tokens)
-}
-
-/// Control tokens, which have no text. The unknown token is shown: it stands where text was.
-fn hidden_ids(library: &tokenizers::Tokenizer, unk: Option<u32>) -> HashSet<u32> {
-    let added = library.get_added_tokens_decoder();
-    let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
-    special.filter(|&id| Some(id) != unk).collect()
+    Ok(tokens.iter().map(Option::as_deref).collect())
 }
 
 /// Names of control tokens by their first byte, longest first, so that the longest match wins.
-fn controls(library: &tokenizers::Tokenizer) -> HashMap<u8, Vec<(String, u32)>> {
+fn by_first_byte(controls: Vec<(String, u32)>) -> HashMap<u8, Vec<(String, u32)>> {
     let mut names: HashMap<u8, Vec<(String, u32)>> = HashMap::new();
-    for (id, token) in library.get_added_tokens_decoder() {
-        if let Some(&first) = token.content.as_bytes().first().filter(|_| token.special) {
-            names.entry(first).or_default().push((token.content.clone(), id));
+    for (name, id) in controls {
+        if let Some(&first) = name.as_bytes().first() {
+            names.entry(first).or_default().push((name, id));
         }
     }
     for list in names.values_mut() {

@@ -4,7 +4,9 @@
 //! SentencePiece BPE, whose merges follow from the scores of its pieces ("llama"). What is not known
 //! by name is refused: a text cut another way gives other ids without any error.
 
-use crate::tokenizer::{Parts, Quick, hex};
+use crate::bpe::{Bpe, Rule};
+use crate::texts::Lookup;
+use crate::tokenizer::{Encoder, Parts, hex};
 use crate::{Error, Specials, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -17,7 +19,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
 
 /// The mark that stands for a space in SentencePiece vocabularies.
-const MARK: &str = "▁";
+pub(crate) const MARK: &str = "▁";
 /// Words as Llama 3 cuts them: numbers in groups of at most three.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same with one digit a piece.
@@ -75,11 +77,11 @@ pub struct Vocabulary<'a> {
     pub space_prefix: bool,
 }
 
-const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
+pub(crate) const CONTROL: i64 = 3;
+pub(crate) const USER_DEFINED: i64 = 4;
 
 impl Vocabulary<'_> {
-    fn kind(&self, id: usize) -> i64 {
+    pub(crate) fn kind(&self, id: usize) -> i64 {
         self.types.get(id).copied().unwrap_or(1)
     }
 
@@ -135,67 +137,120 @@ impl Tokenizer {
     /// known.
     pub fn from_vocabulary(vocabulary: &Vocabulary<'_>) -> Result<Self, Error> {
         vocabulary.check()?;
-        let (mut library, decoder) = match vocabulary.model {
-            "gpt2" => (byte_level(vocabulary)?, byte_decoder()),
-            "llama" => (pieces(vocabulary)?, pieces_decoder(vocabulary)),
-            other => {
-                let what = format!("`tokenizer.ggml.model` is `{other}`, expected gpt2 or llama");
-                return Err(Error::Vocabulary { what });
-            }
-        };
-        let decode = serde_json::from_value::<tokenizers::DecoderWrapper>(decoder.clone())
-            .map_err(|e| Error::Vocabulary { what: e.to_string() })?;
-        library.with_decoder(Some(decode));
-        let added = |kind: i64| {
-            let ids = (0..vocabulary.tokens.len()).filter(move |&id| vocabulary.kind(id) == kind);
-            ids.map(move |id| {
-                let token = AddedToken::from(vocabulary.tokens[id].clone(), kind == CONTROL);
-                token.normalized(false)
-            })
-        };
-        library.add_special_tokens(added(CONTROL)).map_err(library_error)?;
-        library.add_tokens(added(USER_DEFINED)).map_err(library_error)?;
-        library.set_encode_special_tokens(true);
         Self::from_parts(Parts {
-            library,
-            quick: Quick::No,
-            decoder: &decoder,
+            encoder: Encoder::Bpe(Bpe::of(vocabulary)?),
+            decoder: &decoder(vocabulary),
             specials: vocabulary.specials,
-            tokens: vocabulary.tokens.iter().map(|t| Some(t.clone())).collect(),
             bytes: None,
             sha256: vocabulary.digest(),
         })
     }
 }
 
-fn ids(tokens: &[String]) -> Vocab {
-    (0..).zip(tokens).map(|(id, token)| (token.clone(), id)).collect()
+impl Bpe {
+    /// What a vocabulary describes.
+    pub(crate) fn of(vocabulary: &Vocabulary<'_>) -> Result<Self, Error> {
+        match vocabulary.model {
+            "gpt2" => Self::new(vocabulary, |pieces| ranks(vocabulary, pieces)),
+            "llama" if vocabulary.scores.is_empty() => Err(missing("scores", "llama")),
+            "llama" => Self::new(vocabulary, |pieces| {
+                Ok(Rule::Scores {
+                    scores: vocabulary.scores.to_vec(),
+                    bytes: (0..=255u8).map(|byte| pieces.id(&format!("<{byte:#04X}>"))).collect(),
+                    unk: vocabulary.specials.unk,
+                    space_prefix: vocabulary.space_prefix,
+                })
+            }),
+            other => {
+                let what = format!("`tokenizer.ggml.model` is `{other}`, expected gpt2 or llama");
+                Err(Error::Vocabulary { what })
+            }
+        }
+    }
+
+    /// The same as the library's object, which files are written from.
+    pub(crate) fn library(&self) -> Result<tokenizers::Tokenizer, Error> {
+        let texts = self.texts();
+        let text = |id: u32| texts.get(id).unwrap_or_default();
+        let tokens: Vec<String> = (0..texts.len() as u32).map(|id| text(id).to_owned()).collect();
+        let types: Vec<i64> = self.kinds().collect();
+        let plain = Vocabulary {
+            model: "gpt2",
+            pre: "default",
+            tokens: &tokens,
+            scores: &[],
+            types: &types,
+            merges: None,
+            specials: Specials::default(),
+            space_prefix: false,
+        };
+        match self.rule() {
+            Rule::Scores { scores, unk, space_prefix, .. } => library(&Vocabulary {
+                model: "llama",
+                scores,
+                specials: Specials { unk: *unk, ..Specials::default() },
+                space_prefix: *space_prefix,
+                ..plain
+            }),
+            Rule::Ranks { ranks, pre, .. } => {
+                let mut pairs: Vec<_> =
+                    ranks.iter().map(|(&pair, &(rank, _))| (rank, pair)).collect();
+                pairs.sort_unstable();
+                let merge = |&(_, (a, b)): &(u32, (u32, u32))| format!("{} {}", text(a), text(b));
+                let merges: Vec<String> = pairs.iter().map(merge).collect();
+                library(&Vocabulary { pre, merges: Some(&merges), ..plain })
+            }
+        }
+    }
 }
 
-fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
-    let Some(&(name, cut, whole)) = CUTS.iter().find(|(name, ..)| *name == vocabulary.pre) else {
+/// The listed merges as ids, and how text is cut before them.
+fn ranks(vocabulary: &Vocabulary<'_>, pieces: &Lookup) -> Result<Rule, Error> {
+    let (name, cut, words_whole) = cut_of(vocabulary)?;
+    let merges = vocabulary.merges.ok_or_else(|| missing("merges", vocabulary.model))?;
+    let (mut ranks, mut made) = (HashMap::with_capacity(merges.len()), String::new());
+    for (rank, pair) in (0..).zip(merges) {
+        let (left, right) = halves(pair)?;
+        made.clear();
+        made.push_str(left);
+        made.push_str(right);
+        let id = |part: &str| {
+            let lacks = || Error::Vocabulary {
+                what: format!("merge {pair:?} needs the token {part:?}, which is not there"),
+            };
+            pieces.id(part).ok_or_else(lacks)
+        };
+        ranks.insert((id(left)?, id(right)?), (rank, id(&made)?));
+    }
+    let cut = Box::new(splitter(cut)?);
+    let composed = composes(name);
+    Ok(Rule::Ranks { ranks, cut, composed, words_whole, pre: name.to_owned() })
+}
+
+/// The parts of a merge. A token may begin with a space only as its byte-level sign, so this one parts
+/// the two.
+fn halves(pair: &str) -> Result<(&str, &str), Error> {
+    let what = || Error::Vocabulary { what: format!("merge {pair:?} is no pair") };
+    pair.split_once(' ').ok_or_else(what)
+}
+
+fn cut_of(vocabulary: &Vocabulary<'_>) -> Result<(&'static str, Cut, bool), Error> {
+    CUTS.iter().find(|(name, ..)| *name == vocabulary.pre).copied().ok_or_else(|| {
         let known: Vec<&str> = CUTS.iter().map(|(name, ..)| *name).collect();
         let what =
             format!("`tokenizer.ggml.pre` is `{}`; known are {}", vocabulary.pre, known.join(", "));
-        return Err(Error::Vocabulary { what });
-    };
-    let Some(merges) = vocabulary.merges else {
-        return Err(missing("merges", vocabulary.model));
-    };
-    let merges = merges.iter().map(|pair| {
-        // A token may begin with a space only as its byte-level sign, so this one parts the two.
-        let halves = pair.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned()));
-        halves.ok_or_else(|| Error::Vocabulary { what: format!("merge {pair:?} is no pair") })
-    });
-    let merges = merges.collect::<Result<Vec<_>, _>>()?;
-    let bpe = BPE::builder()
-        .vocab_and_merges(ids(vocabulary.tokens), merges)
-        .ignore_merges(whole)
-        .build()
-        .map_err(library_error)?;
-    let mut library = tokenizers::Tokenizer::new(bpe);
+        Error::Vocabulary { what }
+    })
+}
+
+/// Whether vocabularies of this name compose text (NFC) first.
+fn composes(name: &str) -> bool {
+    name.contains("qwen")
+}
+
+fn splitter(cut: Cut) -> Result<PreTokenizerWrapper, Error> {
     let bytes = |regex| PreTokenizerWrapper::from(ByteLevel::new(false, true, regex));
-    let split = match cut {
+    Ok(match cut {
         Cut::Gpt2 => bytes(true),
         Cut::DigitsGpt2 => Sequence::new(vec![Digits::new(true).into(), bytes(true)]).into(),
         Cut::Pattern(pattern) => {
@@ -203,18 +258,53 @@ fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Erro
             let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
             Sequence::new(vec![split.map_err(library_error)?.into(), bytes(false)]).into()
         }
+    })
+}
+
+/// A vocabulary as the library's object.
+fn library(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
+    let mut library = match vocabulary.model {
+        "llama" => pieces(vocabulary)?,
+        _ => byte_level(vocabulary)?,
     };
-    library.with_pre_tokenizer(Some(split));
-    if name.contains("qwen") {
+    let decode = serde_json::from_value::<tokenizers::DecoderWrapper>(decoder(vocabulary))
+        .map_err(|e| Error::Vocabulary { what: e.to_string() })?;
+    library.with_decoder(Some(decode));
+    let added = |kind: i64| {
+        let ids = (0..vocabulary.tokens.len()).filter(move |&id| vocabulary.kind(id) == kind);
+        ids.map(move |id| {
+            let token = AddedToken::from(vocabulary.tokens[id].clone(), kind == CONTROL);
+            token.normalized(false)
+        })
+    };
+    library.add_special_tokens(added(CONTROL)).map_err(library_error)?;
+    library.add_tokens(added(USER_DEFINED)).map_err(library_error)?;
+    library.set_encode_special_tokens(true);
+    Ok(library)
+}
+
+fn ids(tokens: &[String]) -> Vocab {
+    (0..).zip(tokens).map(|(id, token)| (token.clone(), id)).collect()
+}
+
+fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
+    let (name, cut, words_whole) = cut_of(vocabulary)?;
+    let merges = vocabulary.merges.unwrap_or_default().iter();
+    let owned = merges.map(|pair| halves(pair).map(|(a, b)| (a.to_owned(), b.to_owned())));
+    let bpe = BPE::builder()
+        .vocab_and_merges(ids(vocabulary.tokens), owned.collect::<Result<Vec<_>, _>>()?)
+        .ignore_merges(words_whole)
+        .build()
+        .map_err(library_error)?;
+    let mut library = tokenizers::Tokenizer::new(bpe);
+    library.with_pre_tokenizer(Some(splitter(cut)?));
+    if composes(name) {
         library.with_normalizer(Some(NFC)).map_err(library_error)?;
     }
     Ok(library)
 }
 
 fn pieces(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
-    if vocabulary.scores.is_empty() {
-        return Err(missing("scores", vocabulary.model));
-    }
     let unknown = vocabulary.specials.unk.and_then(|id| vocabulary.tokens.get(id as usize));
     let mut builder = BPE::builder()
         .vocab_and_merges(ids(vocabulary.tokens), merges_by_score(vocabulary))
@@ -234,13 +324,13 @@ fn pieces(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
     Ok(library)
 }
 
-fn byte_decoder() -> serde_json::Value {
-    serde_json::json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
-    })
-}
-
-fn pieces_decoder(vocabulary: &Vocabulary<'_>) -> serde_json::Value {
+/// How pieces become text again, in a `tokenizer.json`'s words.
+fn decoder(vocabulary: &Vocabulary<'_>) -> serde_json::Value {
+    if vocabulary.model == "gpt2" {
+        return serde_json::json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+        });
+    }
     let mut steps = vec![
         serde_json::json!({"type": "Replace", "pattern": {"String": MARK}, "content": " "}),
         serde_json::json!({"type": "ByteFallback"}),
@@ -252,20 +342,14 @@ fn pieces_decoder(vocabulary: &Vocabulary<'_>) -> serde_json::Value {
     serde_json::json!({"type": "Sequence", "decoders": steps})
 }
 
-/// Threads that look for pairs at most.
-const MOST_THREADS: usize = 8;
-/// Tokens that are worth a thread.
-const LEAST_SHARE: usize = 4096;
-
-/// (score, left, right) of the pairs that make some tokens, in the tokens' order.
+/// (score, left, right) of the pairs that make tokens, in the tokens' order.
 fn pairs_of(
     vocabulary: &Vocabulary<'_>,
     places: &HashMap<&str, usize>,
-    tokens: std::ops::Range<usize>,
+    ordinary: impl Fn(usize) -> bool,
 ) -> Vec<(f32, usize, usize)> {
-    let ordinary = |id: usize| !matches!(vocabulary.kind(id), CONTROL | USER_DEFINED);
-    let mut all = Vec::with_capacity(2 * tokens.len());
-    for id in tokens.filter(|&id| ordinary(id)) {
+    let mut all = Vec::with_capacity(2 * vocabulary.tokens.len());
+    for id in (0..vocabulary.tokens.len()).filter(|&id| ordinary(id)) {
         let (token, from) = (&vocabulary.tokens[id], all.len());
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
@@ -289,18 +373,7 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
         .filter(|&(id, _)| ordinary(id))
         .map(|(id, token)| (token.as_str(), id))
         .collect();
-    // Each token's pairs are its own affair: threads share the tokens out, in their order.
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-    let share = vocabulary.tokens.len().div_ceil(threads).max(LEAST_SHARE);
-    let mut all: Vec<(f32, usize, usize)> = std::thread::scope(|scope| {
-        let pairs = |from: usize| {
-            let places = &places;
-            let tokens = from..vocabulary.tokens.len().min(from + share);
-            scope.spawn(move || pairs_of(vocabulary, places, tokens))
-        };
-        let running: Vec<_> = (0..vocabulary.tokens.len()).step_by(share).map(pairs).collect();
-        running.into_iter().flat_map(|one| one.join().unwrap_or_default()).collect()
-    });
+    let mut all = pairs_of(vocabulary, &places, ordinary);
     let chars = |id: usize| vocabulary.tokens[id].chars().count();
     let lengths: Vec<usize> = (0..vocabulary.tokens.len()).map(chars).collect();
     all.sort_by(|a, b| {

@@ -1,6 +1,7 @@
 //! Where token sequences come from, and the order in which an epoch sees them.
 
 use crate::config::Recipe;
+use crate::zero::Place;
 use corpus::TokenFile;
 use kernels::{stream_key, uniform_bits};
 use models::{Batch, Recompute};
@@ -124,7 +125,17 @@ impl BatchShape {
 
     /// The largest that training and validation will meet.
     pub fn of(recipe: &Recipe, train: &dyn Sequences, valid: &dyn Sequences) -> BatchShape {
-        let micro = recipe.micro_batch.min(recipe.batch).max(1);
+        BatchShape::of_place(recipe, train, valid, Place::ALONE)
+    }
+
+    /// The largest that a rank will meet.
+    pub fn of_place(
+        recipe: &Recipe,
+        train: &dyn Sequences,
+        valid: &dyn Sequences,
+        place: Place,
+    ) -> BatchShape {
+        let micro = place.at_once(recipe);
         let mut shape = BatchShape {
             rows: 1,
             longest: train.longest().max(valid.longest()),
@@ -137,11 +148,12 @@ impl BatchShape {
             shape.sequences = shape.sequences.max(sum(&|i| data.parts(i)));
         };
         let in_order: Vec<u32> = (0..valid.len() as u32).collect();
-        in_order.chunks(micro).for_each(|part| meet(valid, part));
+        let parts: Vec<&[u32]> = in_order.chunks(micro).collect();
+        place.turns(&parts).into_iter().for_each(|(part, _)| meet(valid, part));
         for epoch in 0..recipe.epochs {
             let order = epoch_order(recipe.seed, epoch, train.len());
             for batch in order.chunks(recipe.batch) {
-                batch.chunks(micro).for_each(|part| meet(train, part));
+                place.rounds(batch, micro).for_each(|(part, _)| meet(train, part));
             }
         }
         shape

@@ -1,8 +1,9 @@
 //! What a model makes of a side: sums from which every score follows.
 
 use crate::data::{Facts, Sequences};
+use crate::zero::Place;
 use models::ngram::Ngram;
-use models::{Batch, IGNORED, Model, Runner};
+use models::{Batch, IGNORED, Keeper, Model, Runner};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -78,8 +79,21 @@ pub struct Scores {
 pub enum Evaluator<'a> {
     /// A network at work.
     Network(&'a Model, &'a mut Runner),
+    /// A network whose weights come and go.
+    Kept(&'a mut Model, &'a mut Runner, &'a mut dyn Keeper),
     /// A count model.
     Counts(&'a Ngram),
+}
+
+impl Evaluator<'_> {
+    /// Losses, most probable ids and their probabilities; nothing from a count model.
+    fn pass(&mut self, rows: &Batch) -> (&[f32], &[u32], &[f32]) {
+        match self {
+            Evaluator::Network(model, runner) => runner.evaluate(model, rows),
+            Evaluator::Kept(model, runner, keeper) => runner.evaluate_kept(model, *keeper, rows),
+            Evaluator::Counts(_) => (&[], &[], &[]),
+        }
+    }
 }
 
 /// One prediction.
@@ -97,14 +111,25 @@ pub fn evaluate(
     batch: usize,
     unknown: Option<u32>,
 ) -> Scores {
+    evaluate_turns(evaluator, data, batch, unknown, Place::ALONE)
+}
+
+/// The same for one of several that take turns at batches; each makes as many passes as the others.
+pub(crate) fn evaluate_turns(
+    evaluator: &mut Evaluator,
+    data: &dyn Sequences,
+    batch: usize,
+    unknown: Option<u32>,
+    place: Place,
+) -> Scores {
     let mut scores = Scores { calibration: vec![Bin::default(); BINS], ..Scores::default() };
     match evaluator {
-        Evaluator::Network(model, runner) => {
-            score_network(model, runner, data, batch, &mut |facts, targets, predictions| {
+        Evaluator::Counts(model) => score_counts(model, data, &mut scores, unknown),
+        network => {
+            score_network(network, data, (batch, place), &mut |facts, targets, predictions| {
                 scores.add(facts, targets, predictions, unknown);
             });
         }
-        Evaluator::Counts(model) => score_counts(model, data, &mut scores, unknown),
     }
     scores
 }
@@ -113,20 +138,23 @@ pub fn evaluate(
 type Each<'a> = dyn FnMut(Facts, &[u32], &[Prediction]) + 'a;
 
 fn score_network(
-    model: &Model,
-    runner: &mut Runner,
+    network: &mut Evaluator,
     data: &dyn Sequences,
-    batch: usize,
+    (batch, place): (usize, Place),
     each: &mut Each<'_>,
 ) {
     let (mut rows, mut ids) = (Batch::default(), Vec::new());
     let all: Vec<usize> = (0..data.len()).collect();
-    for part in all.chunks(batch.max(1)) {
+    let parts: Vec<&[usize]> = all.chunks(batch.max(1)).collect();
+    for (part, counts) in place.turns(&parts) {
         rows.clear();
         for &i in part {
             data.add_to(i, &mut rows, &mut ids);
         }
-        let (losses, best, confidence) = runner.evaluate(model, &rows);
+        let (losses, best, confidence) = network.pass(&rows);
+        if !counts {
+            continue;
+        }
         let predictions: Vec<Prediction> = (0..rows.rows())
             .map(|r| Prediction {
                 nll: f64::from(losses[r]),

@@ -13,8 +13,9 @@ mod precision;
 mod run;
 mod saved;
 mod trainer;
+mod zero;
 
-pub use checkpoint::Error as CheckpointError;
+pub use checkpoint::{Error as CheckpointError, check_checkpoint, checkpoints, weights_digest};
 pub use config::{OptimizerKind, Recipe, RecipeError, Schedule, TrainConfig};
 pub use data::{BatchShape, Facts, Sequences, epoch_order, order_bytes};
 pub use documents::{DocumentList, Documents};
@@ -23,11 +24,13 @@ pub use muon::Muon;
 pub use optimizer::{AdamW, Applied, learning_rate};
 pub use precision::{LossScale, Precision};
 pub use run::{
-    CurvePoint, Error, Event, Outcome, RunOptions, Start, State, check, resumable, run, run_from,
-    total_steps,
+    CurvePoint, Error, Event, Outcome, RankOutcome, RunOptions, Start, State, check, collectives,
+    resumable, run, run_from, run_ranks, total_steps,
 };
 pub use saved::{
-    ADAPTER_FILE, CONFIG_FILE, Error as SavedError, SavedModel, TOKENIZER_FILE, WEIGHTS_FILE,
-    digest_of, write_count_model, write_counts, write_description, write_weights,
+    ADAPTER_FILE, CONFIG_FILE, Error as SavedError, RECIPE_FILE, SavedModel, TOKENIZER_FILE,
+    WEIGHTS_FILE, digest_of, read_recipe, write_count_model, write_counts, write_description,
+    write_weights,
 };
 pub use trainer::{StepReport, Trainer};
+pub use zero::{Disagreement, Place, ShareError, Shared, Stage};

@@ -1,8 +1,9 @@
 //! AdamW with gradient clipping, and the learning rate of each step.
 
 use crate::config::{Recipe, Schedule};
-use kernels::{AdamStep, Team, adam, adam_mixed, sum_of_squares};
+use kernels::{AdamStep, HalfKind, Team, adam, adam_mixed, sum_of_squares};
 use ledger::{Account, Plan};
+use std::ops::Range;
 use std::sync::Arc;
 use tensor::{Layout, Parameters};
 
@@ -30,6 +31,19 @@ pub struct Applied {
     pub clipped: bool,
     /// Weights that moved while their 16 bits stayed, in mixed precision.
     pub lost: Option<u64>,
+}
+
+/// Where a run of values that are changed alike stands in each buffer.
+#[derive(Clone, Debug)]
+pub(crate) struct Spot {
+    pub(crate) decay: bool,
+    pub(crate) values: Range<usize>,
+    /// In the buffer of 16-bit words, where there is one.
+    pub(crate) bits: Range<usize>,
+    pub(crate) gradient: Range<usize>,
+    pub(crate) moment: Range<usize>,
+    /// Whether its lost updates are counted here.
+    pub(crate) counts: bool,
 }
 
 impl AdamW {
@@ -78,6 +92,43 @@ impl AdamW {
         gradients: &Parameters,
     ) -> Applied {
         let gradient_norm = sum_of_squares(team, gradients.flat()).sqrt();
+        self.step_of_norm(team, (recipe, rate, gradient_norm), weights, gradients)
+    }
+
+    /// The same for a gradient whose norm is known.
+    pub(crate) fn step_of_norm(
+        &mut self,
+        team: &Team,
+        how: (&Recipe, f64, f64),
+        weights: &mut Parameters,
+        gradients: &Parameters,
+    ) -> Applied {
+        let layout = Arc::clone(weights.layout());
+        let own = self.first.layout().specs();
+        let spot = |(&place, own): (&usize, &tensor::ParameterSpec)| {
+            let spec = &layout.specs()[place];
+            Spot {
+                decay: spec.decay,
+                values: spec.range.clone(),
+                bits: spec.range.clone(),
+                gradient: gradients.layout().specs()[place].range.clone(),
+                moment: own.range.clone(),
+                counts: true,
+            }
+        };
+        let spots: Vec<Spot> = self.places.iter().zip(own).map(spot).collect();
+        self.apply(team, how, &spots, weights.values_and_halves_mut(), gradients.flat())
+    }
+
+    /// The same at given places, of a gradient whose norm is known.
+    pub(crate) fn apply(
+        &mut self,
+        team: &Team,
+        (recipe, rate, gradient_norm): (&Recipe, f64, f64),
+        spots: &[Spot],
+        (values, mut halves): (&mut [f32], Option<(HalfKind, &mut [u16])>),
+        gradients: &[f32],
+    ) -> Applied {
         if !gradient_norm.is_finite() {
             return Applied { gradient_norm, factor: 0.0, clipped: false, lost: None };
         }
@@ -85,29 +136,26 @@ impl AdamW {
             if recipe.clip > 0.0 { (recipe.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.steps += 1;
         let t = self.steps.min(1 << 30) as i32;
-        let (layout, own) = (Arc::clone(weights.layout()), Arc::clone(self.first.layout()));
-        let (values, mut halves) = weights.values_and_halves_mut();
         let mut lost = halves.as_ref().map(|_| 0);
-        for (&place, own) in self.places.iter().zip(own.specs()) {
-            let spec = &layout.specs()[place];
+        for spot in spots {
             let step = AdamStep {
                 rate: rate as f32,
                 beta1: recipe.beta1,
                 beta2: recipe.beta2,
                 epsilon: recipe.epsilon as f32,
-                decay: if spec.decay { recipe.weight_decay as f32 } else { 0.0 },
+                decay: if spot.decay { recipe.weight_decay as f32 } else { 0.0 },
                 correction1: (1.0 - recipe.beta1.powi(t)) as f32,
                 correction2: (1.0 - recipe.beta2.powi(t)) as f32,
                 gradient_scale: factor as f32,
             };
-            let (range, own) = (spec.range.clone(), own.range.clone());
-            let gradient = gradients.layout().specs()[place].range.clone();
-            let (w, g) = (&mut values[range.clone()], &gradients.flat()[gradient]);
-            let m = &mut self.first.flat_mut()[own.clone()];
-            let v = &mut self.second.flat_mut()[own];
+            let (w, g) = (&mut values[spot.values.clone()], &gradients[spot.gradient.clone()]);
+            let m = &mut self.first.flat_mut()[spot.moment.clone()];
+            let v = &mut self.second.flat_mut()[spot.moment.clone()];
             match (&mut halves, &mut lost) {
                 (Some((kind, bits)), Some(lost)) => {
-                    *lost += adam_mixed(team, step, (*kind, &mut bits[range]), w, g, m, v);
+                    let bits = (*kind, &mut bits[spot.bits.clone()]);
+                    let more = adam_mixed(team, step, bits, w, g, m, v);
+                    *lost += if spot.counts { more } else { 0 };
                 }
                 _ => adam(team, step, w, g, m, v),
             }

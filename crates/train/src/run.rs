@@ -3,13 +3,14 @@
 use crate::checkpoint;
 use crate::config::TrainConfig;
 use crate::data::{BatchShape, Sequences, epoch_order};
-use crate::evaluate::{Evaluator, evaluate};
 use crate::optimizer::learning_rate;
 use crate::precision::LossScale;
-use crate::saved::{self, write_description, write_weights};
+use crate::saved::{self, write_description};
 use crate::trainer::{StepReport, Trainer};
+use crate::zero::{Disagreement, Place, ShareError, Shared};
 use kernels::Team;
 use models::{Model, Recompute};
+use ranks::{Collective, Traffic};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -31,6 +32,15 @@ pub enum Error {
     /// The model cannot be made.
     #[error(transparent)]
     Model(#[from] models::Error),
+    /// Ranks cannot train this together.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// Ranks do not go on together.
+    #[error(transparent)]
+    Disagreement(#[from] Disagreement),
+    /// A rank has gone.
+    #[error(transparent)]
+    Lost(#[from] ranks::Lost),
     /// The recipe is impossible.
     #[error(transparent)]
     Recipe(#[from] crate::RecipeError),
@@ -234,19 +244,77 @@ pub fn run_from(
     options: &RunOptions,
     tell: &mut dyn FnMut(Event),
 ) -> Result<Outcome, Error> {
+    let Trained { trainer, state, stopped_by, .. } = train(start, None, options, tell)?;
+    // Activations and moments go before the best weights are mapped, so that the peak is training's.
+    let mut model = trainer.into_model();
+    if stopped_by.is_none() && state.best_loss.is_some() {
+        let path = options.dir.join(saved::learnt_file(model.config()));
+        let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
+        saved::read_learnt(&best, &mut model).map_err(saved::Error::from)?;
+    }
+    Ok(Outcome { model, state, stopped_by })
+}
+
+/// How one rank of several ended. The run folder has the model: no rank need hold it.
+#[derive(Debug)]
+pub struct RankOutcome {
+    /// Where the run stands.
+    pub state: State,
+    /// The signal that stopped it, if one did.
+    pub stopped_by: Option<usize>,
+    /// Steps that were taken now, not before a resumption.
+    pub steps: u64,
+    /// What this rank sent in these steps, evaluations and checkpoints not counted.
+    pub sent: Vec<(Collective, Traffic)>,
+}
+
+/// One rank of several at the same; all are given the same start and options.
+///
+/// # Errors
+/// See [`Error`].
+pub fn run_ranks(
+    start: Start,
+    shared: &Shared,
+    options: &RunOptions,
+    tell: &mut dyn FnMut(Event),
+) -> Result<RankOutcome, Error> {
+    let Trained { state, stopped_by, steps, sent, .. } = train(start, Some(shared), options, tell)?;
+    Ok(RankOutcome { state, stopped_by, steps, sent })
+}
+
+/// A run's end, and what it has in memory.
+struct Trained {
+    trainer: Trainer,
+    state: State,
+    stopped_by: Option<usize>,
+    steps: u64,
+    sent: Vec<(Collective, Traffic)>,
+}
+
+fn train(
+    start: Start,
+    shared: Option<&Shared>,
+    options: &RunOptions,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Trained, Error> {
     let RunOptions { config, train, valid, dir, team, .. } = *options;
     let recipe = &config.train;
     check(config, train, valid)?;
     let keep = start.keep.map_or(checkpoint::KEPT, NonZeroUsize::get);
-    let shape = BatchShape::of(recipe, train, valid).recomputing(start.recompute);
+    let place = shared.map_or(Place::ALONE, Shared::place);
+    place.check(config)?;
+    shared.map_or(Ok(()), |shared| same_everywhere(shared, options))?;
+    let shape = BatchShape::of_place(recipe, train, valid, place).recomputing(start.recompute);
     let identity = identity(options);
-    let mut trainer = match start.model {
-        Some(model) => Trainer::of(model, recipe, shape, team)?,
-        None => Trainer::new(config, shape, team)?,
+    let made = match (start.model, shared) {
+        (model, Some(shared)) => Trainer::of_ranks(model, config, shape, team, shared),
+        (Some(model), None) => Trainer::of(model, recipe, shape, team),
+        (None, None) => Trainer::new(config, shape, team),
     };
+    let mut trainer = made?;
     let mut state = State { identity: identity.clone(), ..State::default() };
     if options.resume {
-        let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)));
+        let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)))?;
         state = found.ok_or_else(|| Error::NothingToResume(dir.to_owned()))?;
         if state.identity != identity {
             return Err(Error::OtherRun { path: dir.to_owned(), what: "configuration or data" });
@@ -255,18 +323,20 @@ pub fn run_from(
         tell(Event::Resumed(&state));
     } else {
         let fresh = !dir.exists();
-        begin(options, &trainer, &state).inspect_err(|_| {
-            if fresh {
+        begin(options, &mut trainer, &state).inspect_err(|_| {
+            if fresh && place.rank == 0 {
                 drop(fs::remove_dir_all(dir));
             }
         })?;
     }
-    let mut metrics = Metrics::open(dir, state.step)?;
+    let opened = (place.rank == 0).then(|| Metrics::open(dir, state.step)).transpose();
+    let mut metrics = everywhere(shared, opened)?;
     let per_epoch = train.len().div_ceil(recipe.batch) as u64;
     let total = total_steps(config, train.len());
     let every = |asked: u64| if asked > 0 { asked } else { per_epoch };
     let mut order: (u64, Vec<u32>) = (u64::MAX, Vec::new());
-    let mut saved_at = state.step;
+    let (mut saved_at, began) = (state.step, state.step);
+    let mut all_sent = Vec::new();
     let mut stopped_by = None;
     let patient = |s: &State| recipe.patience == 0 || s.worse < recipe.patience;
     while state.step < total && patient(&state) {
@@ -277,16 +347,27 @@ pub fn run_from(
         let indices = &order.1[at * recipe.batch..((at + 1) * recipe.batch).min(train.len())];
         let rate = learning_rate(recipe, state.step, total);
         let started = Instant::now();
+        trainer.pass_on(options.stop.load(Ordering::Relaxed));
+        let before = shared.map(|shared| shared.ranks.traffic());
         let report = trainer.step(train, indices, epoch, rate);
+        if let Some(lost) = trainer.lost() {
+            return Err(lost.clone().into());
+        }
         state.seconds += started.elapsed().as_secs_f64();
         state.data_seconds += report.data_seconds;
         if report.targets > 0 && !report.applied && !report.overflowed {
             let what = if report.loss_sum.is_finite() { "gradient" } else { "loss" };
             let first = trainer.broken().unwrap_or("no tensor that was looked at");
             let what = format!("{what} is not finite, first in: {first}");
-            metrics.sync()?;
+            metrics.iter_mut().try_for_each(Metrics::sync)?;
             let (step, run) = (state.step + 1, dir.to_owned());
-            return Err(Error::NotFinite { step, what, kept: saved_at, run });
+            let error = Error::NotFinite { step, what, kept: saved_at, run };
+            // All ranks have seen it; the first one tells.
+            return Err(if place.rank == 0 {
+                error
+            } else {
+                Disagreement::Elsewhere { rank: 0, message: error.to_string() }.into()
+            });
         }
         state.step += 1;
         state.tokens += report.targets;
@@ -296,22 +377,30 @@ pub fn run_from(
         state.skipped += u64::from(report.targets == 0);
         state.overflowed += u64::from(report.overflowed);
         state.loss_scale = trainer.loss_scale();
-        metrics.step(&state, &report, rate)?;
+        let sent = shared.zip(before).map(|(shared, before)| {
+            let sent = since(&shared.ranks.traffic(), &before);
+            add(&mut all_sent, &sent);
+            sent
+        });
+        if let Some(metrics) = &mut metrics {
+            metrics.step(&state, &report, rate, sent.as_deref())?;
+        }
         tell(Event::Step { state: &state, total, report, rate });
         if state.step.is_multiple_of(every(recipe.eval_every)) || state.step == total {
             let (point, best) = validate(options, &mut trainer, &mut state)?;
-            metrics.evaluation(&point)?;
+            metrics.iter_mut().try_for_each(|metrics| metrics.evaluation(&point))?;
             tell(Event::Evaluated { point, best });
         }
         let sampled = |every: NonZeroU64| state.step.is_multiple_of(every.get());
         if start.sample_every.is_some_and(|every| sampled(every) || state.step == total) {
             tell(Event::Sample { step: state.step, model: &trainer.model });
         }
-        let signal = options.stop.load(Ordering::Relaxed);
+        // One process hears its signal at once, several ranks with their next step.
+        let signal = trainer.heard().unwrap_or_else(|| options.stop.load(Ordering::Relaxed));
         let due = state.step.is_multiple_of(every(recipe.checkpoint_every));
         if due || signal != 0 || state.step == total {
-            metrics.sync()?;
-            checkpoint::save(dir, &trainer, &state, keep)?;
+            metrics.iter_mut().try_for_each(Metrics::sync)?;
+            save(dir, &trainer, &state, keep)?;
             saved_at = state.step;
         }
         if signal != 0 && state.step < total {
@@ -319,26 +408,77 @@ pub fn run_from(
             break;
         }
     }
-    // Activations and moments go before the best weights are mapped, so that the peak is training's.
-    let mut model = trainer.into_model();
-    if stopped_by.is_none() && state.best_loss.is_some() {
-        let path = dir.join(saved::learnt_file(model.config()));
-        let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
-        saved::read_learnt(&best, &mut model).map_err(saved::Error::from)?;
+    let steps = state.step - began;
+    Ok(Trained { trainer, state, stopped_by, steps, sent: all_sent })
+}
+
+/// What was sent between two moments.
+fn since(
+    now: &[(Collective, Traffic)],
+    before: &[(Collective, Traffic)],
+) -> Vec<(Collective, Traffic)> {
+    now.iter().zip(before).map(|(now, before)| (now.0, now.1.since(&before.1))).collect()
+}
+
+fn add(sums: &mut Vec<(Collective, Traffic)>, more: &[(Collective, Traffic)]) {
+    if sums.is_empty() {
+        sums.extend(more.iter().map(|&(kind, _)| (kind, Traffic::default())));
     }
-    Ok(Outcome { model, state, stopped_by })
+    sums.iter_mut().zip(more).for_each(|(sum, more)| sum.1.add(&more.1));
+}
+
+/// A result that ranks take together: an error of one is an error of all.
+fn everywhere<T>(shared: Option<&Shared>, result: Result<T, Error>) -> Result<T, Error> {
+    match shared {
+        Some(shared) => shared.agree(result)?,
+        None => result,
+    }
+}
+
+/// Whether all ranks were given the same configuration and data.
+fn same_everywhere(shared: &Shared, options: &RunOptions) -> Result<(), Error> {
+    let config = serde_json::to_string(options.config).unwrap_or_default();
+    let own = [hash_of(&config), hash_of(options.data_hash)].join(" ");
+    let said = shared.ranks.gather_bytes(own.as_bytes())?;
+    let words = |rank: usize| String::from_utf8_lossy(&said[rank]).into_owned();
+    let first = words(0);
+    let Some(rank) = (0..said.len()).find(|&rank| said[rank] != said[0]) else { return Ok(()) };
+    let found = words(rank);
+    let pairs = ["configuration", "data"].into_iter().zip(found.split(' ').zip(first.split(' ')));
+    let differing = pairs.filter(|(_, (found, expected))| found != expected);
+    let Some((what, (found, expected))) = differing.into_iter().next() else { return Ok(()) };
+    let (found, expected) = (found.to_owned(), expected.to_owned());
+    let error = Error::Share(ShareError::Differs { rank, what, found, expected });
+    let own = if shared.ranks.is_first() { Err(error) } else { Ok(()) };
+    shared.agree(own)?
+}
+
+/// Writes a checkpoint, of one process or of all ranks.
+fn save(dir: &Path, trainer: &Trainer, state: &State, keep: usize) -> Result<(), Error> {
+    let saved = match &trainer.zero {
+        Some(zero) => checkpoint::save_shared(dir, trainer, zero, state, keep),
+        None => checkpoint::save(dir, trainer, state, keep),
+    };
+    saved.map_err(Error::from)
 }
 
 /// Makes the run folder: all that resumption needs before the first step.
-fn begin(options: &RunOptions, trainer: &Trainer, state: &State) -> Result<(), Error> {
+fn begin(options: &RunOptions, trainer: &mut Trainer, state: &State) -> Result<(), Error> {
     let dir = options.dir;
-    fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
-    // Adapters are no model by themselves: their folder does not look like one.
-    if options.config.model.trains_all() {
-        write_description(dir, &options.config.model, options.tokenizer)?;
-    }
-    write_weights(dir, &trainer.model, 0)?;
-    Ok(checkpoint::save(dir, trainer, state, checkpoint::KEPT)?)
+    let describe = || -> Result<(), Error> {
+        fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
+        // Adapters are no model by themselves: their folder does not look like one.
+        if options.config.model.trains_all() {
+            write_description(dir, &options.config.model, options.tokenizer)?;
+        }
+        Ok(saved::write_recipe(dir, options.config)?)
+    };
+    let shared = trainer.zero.as_ref().map(|zero| zero.shared());
+    let first = shared.as_ref().is_none_or(|shared| shared.ranks.is_first());
+    everywhere(shared.as_ref(), if first { describe() } else { Ok(()) })?;
+    let written = trainer.write_weights(dir, 0).map_err(Error::from);
+    everywhere(shared.as_ref(), written)?;
+    save(dir, trainer, state, checkpoint::KEPT)
 }
 
 /// Whether a run folder holds something to resume.
@@ -385,7 +525,10 @@ pub fn check(
 
 fn identity(options: &RunOptions) -> String {
     let config = serde_json::to_string(options.config).unwrap_or_default();
-    let text = format!("{config}\n{}", options.data_hash);
+    hash_of(&format!("{config}\n{}", options.data_hash))
+}
+
+fn hash_of(text: &str) -> String {
     format!("{:016x}", text.bytes().fold(0u64, |h, b| kernels::mix(h ^ u64::from(b))))
 }
 
@@ -394,22 +537,34 @@ fn validate(
     trainer: &mut Trainer,
     state: &mut State,
 ) -> Result<(CurvePoint, bool), Error> {
-    let micro = options.config.train.micro_batch.min(options.config.train.batch);
-    let (model, runner) = trainer.evaluator();
-    let scores = evaluate(&mut Evaluator::Network(model, runner), options.valid, micro, None);
+    let total = trainer.validate(options.valid);
     let train_loss = state.loss_sum / state.loss_targets.max(1) as f64;
-    let valid_loss = scores.total.loss().unwrap_or(train_loss);
+    let valid_loss = total.loss().unwrap_or(train_loss);
     let point = CurvePoint { step: state.step, tokens: state.tokens, train_loss, valid_loss };
     state.curve.push(point);
     (state.loss_sum, state.loss_targets) = (0.0, 0);
     let best = valid_loss.is_finite() && state.best_loss.is_none_or(|b| valid_loss < b);
     if best {
         (state.best_loss, state.best_step, state.worse) = (Some(valid_loss), state.step, 0);
-        write_weights(options.dir, &trainer.model, state.step)?;
+        let shared = trainer.zero.as_ref().map(|zero| zero.shared());
+        let written = trainer.write_weights(options.dir, state.step).map_err(Error::from);
+        everywhere(shared.as_ref(), written)?;
     } else {
         state.worse += 1;
     }
     Ok((point, best))
+}
+
+/// Calls, bytes that this rank sent, seconds and overlap of each collective.
+pub fn collectives(sent: &[(Collective, Traffic)]) -> serde_json::Value {
+    let line = |sum: &Traffic| {
+        serde_json::json!({
+            "calls": sum.calls, "bytes": sum.bytes, "seconds": sum.seconds, "overlap": sum.overlap(),
+        })
+    };
+    let used = sent.iter().filter(|(_, sum)| sum.calls > 0);
+    let all = used.map(|(kind, sum)| (kind.name().replace([' ', '-'], "_"), line(sum)));
+    all.collect::<serde_json::Map<_, _>>().into()
 }
 
 /// `metrics.jsonl`: a line a step and a line an evaluation.
@@ -444,7 +599,13 @@ impl Metrics {
             .map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
-    fn step(&mut self, state: &State, report: &StepReport, rate: f64) -> Result<(), Error> {
+    fn step(
+        &mut self,
+        state: &State,
+        report: &StepReport,
+        rate: f64,
+        sent: Option<&[(Collective, Traffic)]>,
+    ) -> Result<(), Error> {
         let loss = report.loss_sum / report.targets.max(1) as f64;
         let mut line = serde_json::json!({
             "step": state.step, "tokens": state.tokens, "loss_nats": loss,
@@ -462,6 +623,9 @@ impl Metrics {
         if let Some(scale) = report.loss_scale {
             line["loss_scale"] = scale.into();
             line["overflowed"] = report.overflowed.into();
+        }
+        if let Some(sent) = sent {
+            line["collectives"] = collectives(sent);
         }
         self.write(&line)
     }

@@ -1,13 +1,19 @@
 //! A trained model on disk: `config.json`, `model.safetensors`, `tokenizer.json`.
 
-use formats::{TensorFile, TensorRef, Values, replace_file, write_tensors};
+use crate::config::TrainConfig;
+use crate::zero::Zero;
+use formats::{
+    TensorFile, TensorHead, TensorKind, TensorRef, Values, replace_file, stream_tensors,
+    write_tensors,
+};
 use models::ngram::Ngram;
 use models::{Model, ModelConfig};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use tensor::Parameters;
+use std::sync::Arc;
+use tensor::{ParameterSpec, Parameters};
 
 /// The weights of a model folder.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -15,6 +21,8 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const CONFIG_FILE: &str = "config.json";
 /// What a run that trains adapters alone has in place of weights.
 pub const ADAPTER_FILE: &str = "adapter.safetensors";
+/// How a run trains: model and recipe.
+pub const RECIPE_FILE: &str = "recipe.json";
 /// The tokenizer of a model folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
@@ -52,6 +60,12 @@ pub enum Error {
     /// The model cannot be made.
     #[error(transparent)]
     Model(#[from] models::Error),
+    /// A rank has gone while weights were gathered.
+    #[error(transparent)]
+    Lost(#[from] ranks::Lost),
+    /// While tensors were streamed.
+    #[error("{0}")]
+    Stream(#[from] io::Error),
 }
 
 /// A model that was read.
@@ -215,6 +229,84 @@ pub fn write_description(dir: &Path, config: &ModelConfig, tokenizer: &[u8]) -> 
         .map_err(|e| Error::Config { path: dir.join(CONFIG_FILE), reason: e.to_string() })?;
     write(CONFIG_FILE, &text)?;
     write(TOKENIZER_FILE, tokenizer)
+}
+
+/// How a run folder's model is trained; none where the folder does not say.
+///
+/// # Errors
+/// When it says what cannot be understood.
+pub fn read_recipe(run: &Path) -> Result<Option<TrainConfig>, Error> {
+    let path = run.join(RECIPE_FILE);
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::Io { path, source }),
+    };
+    let config = serde_json::from_slice(&text);
+    config.map(Some).map_err(|e| Error::Config { path, reason: e.to_string() })
+}
+
+/// Writes how a run's model is trained.
+pub(crate) fn write_recipe(run: &Path, config: &TrainConfig) -> Result<(), Error> {
+    let path = run.join(RECIPE_FILE);
+    let text = serde_json::to_vec_pretty(config)
+        .map_err(|e| Error::Config { path: path.clone(), reason: e.to_string() })?;
+    replace_file(&path, |f| f.write_all(&text)).map_err(|source| Error::Io { path, source })
+}
+
+/// Writes the weights that ranks hold together, one unit at a time, so that no rank holds them all;
+/// rank 0 writes. All ranks call it at the same time.
+pub(crate) fn write_shared(
+    dir: &Path,
+    model: &Model,
+    zero: &mut Zero,
+    step: u64,
+) -> Result<(), Error> {
+    let whole = Arc::clone(&zero.map.whole);
+    let first = zero.ranks.is_first();
+    if std::ptr::eq(zero.truth_of(model), model.weights()) {
+        return if first { write_weights(dir, model, step) } else { Ok(()) };
+    }
+    let path = dir.join(WEIGHTS_FILE);
+    let units = zero.map.units.len();
+    let mut gathered = 0;
+    let heads: Vec<TensorHead> = whole.specs().iter().map(head_of).collect();
+    let result = if first {
+        stream_tensors(&path, &heads, |index, out| -> Result<(), Error> {
+            let name = &whole.specs()[index].name;
+            if let Some(values) = zero.vector(name) {
+                return write_values(out, values).map_err(|source| io_error(&path, source));
+            }
+            let (at, place) = zero.map.place_of(index);
+            while gathered <= at {
+                zero.gather_master(gathered)?;
+                gathered += 1;
+            }
+            write_values(out, zero.gathered(place)).map_err(|source| io_error(&path, source))
+        })
+    } else {
+        Ok(())
+    };
+    // The others wait for every unit, whatever went wrong with the file.
+    for rest in gathered..units {
+        zero.gather_master(rest)?;
+    }
+    result
+}
+
+fn head_of(spec: &ParameterSpec) -> TensorHead {
+    TensorHead { name: spec.name.clone(), kind: TensorKind::F32, shape: spec.shape.clone() }
+}
+
+fn io_error(path: &Path, source: io::Error) -> Error {
+    Error::Io { path: path.to_owned(), source }
+}
+
+fn write_values(out: &mut dyn io::Write, values: &[f32]) -> io::Result<()> {
+    values.chunks(1 << 12).try_for_each(|some| {
+        let bytes: Vec<u8> = some.iter().flat_map(|v| v.to_le_bytes()).collect();
+        out.write_all(&bytes)
+    })
 }
 
 /// Writes a network's weights, whole or not at all; adapters alone where nothing else learns.

@@ -2,15 +2,19 @@
 
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
+use crate::evaluate::{Evaluator, evaluate, evaluate_turns};
 use crate::muon::{self, Muon};
-use crate::optimizer::AdamW;
+use crate::optimizer::{AdamW, Applied};
 use crate::precision::LossScale;
+use crate::saved;
+use crate::zero::{Piece, Place, ShardMap, Shared, Stage, Sums, Zero, memory_of};
 use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
-use models::{Batch, Dropout, Model, ModelConfig, Runner, Workload};
+use models::{Batch, Dropout, Model, ModelConfig, Residence, Runner, Training, Workload};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use tensor::{Layout, Parameters};
+use tensor::{Layout, ParameterSpec, Parameters};
 
 /// A model in training: weights, gradients, moments, activations.
 pub struct Trainer {
@@ -29,6 +33,8 @@ pub struct Trainer {
     scale: Option<LossScale>,
     /// The first tensor that was not finite.
     broken: Option<String>,
+    /// One rank of several.
+    pub(crate) zero: Option<Zero>,
 }
 
 /// What one step did.
@@ -75,6 +81,38 @@ fn adams(config: &ModelConfig, recipe: &Recipe, layout: &Layout) -> Vec<usize> {
 }
 
 impl Trainer {
+    /// What [`Trainer::of_ranks`] will allocate on a rank at this place.
+    ///
+    /// # Errors
+    /// When the configuration makes no network.
+    pub fn plan_ranks(
+        config: &TrainConfig,
+        shape: BatchShape,
+        threads: usize,
+        place: Place,
+    ) -> Result<Plan, models::Error> {
+        let layout = Arc::new(Model::layout_of(&config.model)?);
+        let workload = workload(shape, threads);
+        let half = config.train.precision.half();
+        let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
+        let map = ShardMap::new(&config.model, &layout, half.is_some(), (place.rank, place.size));
+        let memory = memory_of(&map, place, mixed);
+        let mut plan = memory.plan();
+        if place.stage == Stage::Zero {
+            plan.extend(AdamW::plan(&layout.of_some(adams(&config.model, &config.train, &layout))));
+            if config.train.optimizer == OptimizerKind::Muon {
+                plan.extend(Muon::plan(&config.model, &layout));
+            }
+        } else {
+            plan.extend(memory.plan_moments());
+        }
+        let by_unit = place.stage == Stage::Three;
+        let residence = if by_unit { Residence::ByUnit } else { Residence::Whole };
+        let training = Training { recompute: shape.recompute, half, residence };
+        plan.extend(Runner::plan_training(&config.model, &workload, training)?);
+        Ok(plan)
+    }
+
     /// What [`Trainer::new`] will allocate.
     ///
     /// # Errors
@@ -98,7 +136,11 @@ impl Trainer {
         if config.train.optimizer == OptimizerKind::Muon {
             plan.extend(Muon::plan(&config.model, &layout));
         }
-        plan.extend(Runner::plan_training(&config.model, &workload, shape.recompute, half)?);
+        plan.extend(Runner::plan_training(
+            &config.model,
+            &workload,
+            Training { recompute: shape.recompute, half, ..Training::default() },
+        )?);
         Ok(plan)
     }
 
@@ -142,11 +184,112 @@ impl Trainer {
             model.weights_mut().keep_halves(team, mixed)?;
         }
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
-        let scaled = half == Some(HalfKind::F16);
-        Ok(Trainer {
+        Ok(Trainer { muon, ..Trainer::whole(model, optimizer, recipe, gradients, runner) })
+    }
+
+    /// One rank's part of a model in training: of given weights, else of fresh ones. All ranks call
+    /// it at the same time.
+    ///
+    /// # Errors
+    /// As [`Trainer::of`].
+    pub fn of_ranks(
+        from: Option<Model>,
+        config: &TrainConfig,
+        shape: BatchShape,
+        team: &Arc<Team>,
+        shared: &Shared,
+    ) -> Result<Trainer, models::Error> {
+        let (recipe, place) = (&config.train, shared.place());
+        let layout = Arc::new(Model::layout_of(&config.model)?);
+        let workload = workload(shape, team.threads());
+        let half = recipe.precision.half();
+        let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
+        let map = ShardMap::new(&config.model, &layout, half.is_some(), (place.rank, place.size));
+        let memory = memory_of(&map, place, mixed);
+        let (truth, rooms) = (memory.truth()?, memory.new_rooms()?);
+        let gradients = memory.new_gradients()?;
+        let (model, optimizer, from) = if place.stage == Stage::Zero {
+            let mut model = match from {
+                Some(model) => model,
+                None => {
+                    let mut model = Model::new(&config.model)?;
+                    model.weights_mut().initialise(recipe.seed);
+                    model
+                }
+            };
+            if let Some(mixed) = mixed {
+                model.weights_mut().keep_halves(team, mixed)?;
+            }
+            let places = adams(&config.model, recipe, model.layout());
+            let optimizer = AdamW::of_some(&layout, places)?;
+            (model, optimizer, None)
+        } else {
+            (memory.model(&config.model)?, AdamW::new(&map.shard)?, from)
+        };
+        let muon = match recipe.optimizer {
+            OptimizerKind::Adamw => None,
+            OptimizerKind::Muon => Some(Muon::new(&config.model, &layout)?),
+        };
+        let zero = Zero::new(shared, map, (truth, rooms), (half, team));
+        let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
+        let mut trainer = Trainer {
+            zero: Some(zero),
+            muon,
+            ..Trainer::whole(model, optimizer, recipe, gradients, runner)
+        };
+        if place.stage > Stage::Zero {
+            let seed = recipe.seed;
+            trainer.fill_own(|spec, at, out| {
+                match &from {
+                    Some(model) => copy_of(model, &spec.name, at, out),
+                    None => spec.fill_initial(seed, at, out),
+                }
+                Ok::<(), models::Error>(())
+            })?;
+            trainer.weights_changed();
+        }
+        Ok(trainer)
+    }
+
+    /// Fills what this rank of several holds of the weights, from stage 1 on;
+    /// [`Trainer::weights_changed`] is due then. `read` is given a parameter, its first value and the
+    /// place for it.
+    pub(crate) fn fill_own<E>(
+        &mut self,
+        read: impl FnMut(&ParameterSpec, usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match &mut self.zero {
+            Some(zero) => zero.fill(self.model.weights_mut(), read),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this rank holds a part of weights or moments alone.
+    pub(crate) fn is_shared_out(&self) -> bool {
+        self.zero.as_ref().is_some_and(|zero| zero.place.stage > Stage::Zero)
+    }
+
+    /// What this rank holds of each parameter, and the model's own layout.
+    pub(crate) fn pieces(&self) -> (Vec<Piece>, Arc<Layout>) {
+        let Some(zero) = &self.zero else {
+            return (Vec::new(), Arc::clone(self.model.layout()));
+        };
+        (zero.map.pieces.clone(), Arc::clone(&zero.map.whole))
+    }
+
+    /// A trainer of one process.
+    fn whole(
+        model: Model,
+        optimizer: AdamW,
+        recipe: &Recipe,
+        gradients: Parameters,
+        runner: Runner,
+    ) -> Trainer {
+        let scaled = recipe.precision.half() == Some(HalfKind::F16);
+        Trainer {
             model,
             optimizer,
-            muon,
+            muon: None,
             recipe: recipe.clone(),
             gradients,
             runner,
@@ -154,7 +297,8 @@ impl Trainer {
             ids: Vec::new(),
             scale: scaled.then(LossScale::default),
             broken: None,
-        })
+            zero: None,
+        }
     }
 
     /// Trains a miniature of the same kind for one step, so that the program's own code is in
@@ -209,31 +353,49 @@ impl Trainer {
         });
         self.gradients.clear(&team);
         self.runner.largest_score();
-        for part in indices.chunks(self.recipe.micro_batch) {
+        let place = self.zero.as_mut().map_or(Place::ALONE, |zero| {
+            zero.clear();
+            zero.place
+        });
+        let mut rounds = place.rounds(indices, self.recipe.micro_batch).peekable();
+        while let Some((part, counts)) = rounds.next() {
             let started = Instant::now();
             self.batch.clear();
             for &i in part {
                 data.add_to(i as usize, &mut self.batch, &mut self.ids);
             }
             report.data_seconds += started.elapsed().as_secs_f64();
-            let losses =
-                self.runner.train(&self.model, &self.batch, scale, dropout, &mut self.gradients);
+            let scale = if counts { scale } else { 0.0 };
+            let losses = match &mut self.zero {
+                None => {
+                    let (batch, gradients) = (&self.batch, &mut self.gradients);
+                    self.runner.train(&self.model, batch, scale, dropout, gradients)
+                }
+                Some(zero) => {
+                    zero.begin(rounds.peek().is_none());
+                    let (batch, gradients) = ((&self.batch, dropout), &mut self.gradients);
+                    self.runner.train_kept(&mut self.model, zero, batch, scale, gradients)
+                }
+            };
+            if !counts {
+                continue;
+            }
             report.loss_sum += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
             let rows = self.batch.rows();
             let log_z = self.runner.log_z(rows).iter().map(|&z| f64::from(z)).sum::<f64>();
             report.log_z += log_z / targets as f64;
-            if !report.loss_sum.is_finite() {
+            if self.zero.is_none() && !report.loss_sum.is_finite() {
                 self.broken = self.runner.first_not_finite(&self.model, rows);
                 report.gradient_norm = f64::NAN;
                 return report;
             }
         }
         report.largest_score = self.runner.largest_score();
-        if factor != 1.0 {
-            kernels::scale(&team, self.gradients.flat_mut(), 1.0 / factor);
-        }
+        let applied = match self.zero.is_some() {
+            false => self.update(&team, rate, 1.0 / factor),
+            true => self.update_shared(rate, 1.0 / factor, &mut report),
+        };
         let weights = self.model.weights_mut();
-        let applied = self.optimizer.step(&team, &self.recipe, rate, weights, &self.gradients);
         let mut lost = applied.lost;
         if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
             let scales = (rate / self.recipe.learning_rate, applied.factor);
@@ -250,6 +412,51 @@ impl Trainer {
         report
     }
 
+    /// Changes the weights by the gradients, which are scaled before.
+    fn update(&mut self, team: &Team, rate: f64, scale: f32) -> Applied {
+        if scale != 1.0 {
+            kernels::scale(team, self.gradients.flat_mut(), scale);
+        }
+        let weights = self.model.weights_mut();
+        self.optimizer.step(team, &self.recipe, rate, weights, &self.gradients)
+    }
+
+    /// The same with the gradients of all ranks; the report's sums become those of all.
+    fn update_shared(&mut self, rate: f64, scale: f32, report: &mut StepReport) -> Applied {
+        let mut none = Applied { gradient_norm: f64::NAN, factor: 0.0, clipped: false, lost: None };
+        let Some(zero) = &mut self.zero else { return none };
+        zero.drain(&mut self.gradients);
+        if scale != 1.0 {
+            zero.scale(&mut self.gradients, scale);
+        }
+        let score = report.largest_score.map_or(f64::NEG_INFINITY, f64::from);
+        let own = Sums { loss: report.loss_sum, log_z: report.log_z, squares: 0.0, score };
+        let all = zero.agree(own, &self.gradients);
+        (report.loss_sum, report.log_z) = (all.loss, all.log_z);
+        report.largest_score = report.largest_score.map(|_| all.score as f32);
+        // A loss that is no number leaves no gradient that is one.
+        let norm = if all.loss.is_finite() { all.squares.sqrt() } else { f64::NAN };
+        none.gradient_norm = norm;
+        if zero.lost().is_some() {
+            return none;
+        }
+        let weights = self.model.weights_mut();
+        if zero.place.stage == Stage::Zero {
+            let how = (&self.recipe, rate, norm);
+            return self.optimizer.step_of_norm(self.runner.team(), how, weights, &self.gradients);
+        }
+        let how = (&self.recipe, rate, norm);
+        let mut applied = zero.optimize(&mut self.optimizer, how, weights, &self.gradients);
+        if norm.is_finite() {
+            zero.publish(weights);
+            if let Some(own) = applied.lost {
+                let told = zero.tell(&[own as f64]);
+                applied.lost = Some(told.iter().flatten().sum::<f64>() as u64);
+            }
+        }
+        applied
+    }
+
     /// Adapts the scale of the loss to how its gradient came out, and remembers what broke.
     fn rescale(&mut self, report: &mut StepReport) {
         match &mut self.scale {
@@ -257,13 +464,64 @@ impl Trainer {
             Some(scale) => report.overflowed = scale.fall(),
             None => {}
         }
-        if !report.applied && !report.overflowed {
+        if !report.applied
+            && !report.overflowed
+            && let Some(zero) = &mut self.zero
+        {
+            let name = zero.first_not_finite(&self.gradients);
+            self.broken = name.map(|name| format!("gradient of {name}"));
+        } else if !report.applied && !report.overflowed {
             // The last parameter's gradient is the first that the backward pass computes.
             let (specs, flat) = (self.gradients.layout().specs(), self.gradients.flat());
             let bad =
                 |range: &std::ops::Range<usize>| flat[range.clone()].iter().any(|x| !x.is_finite());
             let spec = specs.iter().rev().find(|spec| bad(&spec.range));
             self.broken = spec.map(|spec| format!("gradient of {}", spec.name));
+        }
+    }
+
+    /// Whether another rank has gone: what was computed since is worth nothing.
+    pub(crate) fn lost(&self) -> Option<&ranks::Lost> {
+        self.zero.as_ref().and_then(Zero::lost)
+    }
+
+    /// Tells all ranks a signal with the next step.
+    pub(crate) fn pass_on(&mut self, signal: usize) {
+        if let Some(zero) = &mut self.zero {
+            zero.say(signal);
+        }
+    }
+
+    /// The largest signal that a rank told with the last step; none where one process trains.
+    pub(crate) fn heard(&self) -> Option<usize> {
+        self.zero.as_ref().map(Zero::heard)
+    }
+
+    /// Mean loss over a side: its sum and its targets, those of all ranks together.
+    pub(crate) fn validate(&mut self, data: &dyn Sequences) -> crate::Tally {
+        let place = self.zero.as_ref().map_or(Place::ALONE, |zero| zero.place);
+        let batch = place.at_once(&self.recipe);
+        let Some(zero) = &mut self.zero else {
+            let evaluator = &mut Evaluator::Network(&self.model, &mut self.runner);
+            return evaluate(evaluator, data, batch, None).total;
+        };
+        let evaluator = &mut Evaluator::Kept(&mut self.model, &mut self.runner, zero);
+        let own = evaluate_turns(evaluator, data, batch, None, place).total;
+        let mut all = crate::Tally::default();
+        for said in zero.tell(&[own.tokens as f64, own.nll, own.correct as f64]) {
+            let [tokens, nll, correct] = said[..] else { continue };
+            all.tokens += tokens as u64;
+            all.nll += nll;
+            all.correct += correct as u64;
+        }
+        all
+    }
+
+    /// Writes the weights as a model folder holds them. All ranks call it at the same time.
+    pub(crate) fn write_weights(&mut self, dir: &Path, step: u64) -> Result<(), saved::Error> {
+        match &mut self.zero {
+            Some(zero) => saved::write_shared(dir, &self.model, zero, step),
+            None => saved::write_weights(dir, &self.model, step),
         }
     }
 
@@ -288,8 +546,11 @@ impl Trainer {
         (&self.model, &mut self.runner)
     }
 
-    /// Must be called after weights were replaced from outside.
+    /// Must be called after weights were replaced from outside; by all ranks at the same time.
     pub fn weights_changed(&mut self) {
+        if let Some(zero) = &mut self.zero {
+            zero.publish(self.model.weights_mut());
+        }
         self.model.weights_mut().round_halves(self.runner.team());
         self.runner.weights_changed();
     }
@@ -303,5 +564,14 @@ impl Trainer {
     /// The gradients of the last step.
     pub fn gradients(&self) -> &Parameters {
         &self.gradients
+    }
+}
+
+/// Values of a model's parameter from value `at` on.
+fn copy_of(model: &Model, name: &str, at: usize, out: &mut [f32]) {
+    let spec = model.layout().specs().iter().find(|spec| spec.name == name);
+    if let Some(spec) = spec {
+        let start = spec.range.start + at;
+        out.copy_from_slice(&model.weights().flat()[start..start + out.len()]);
     }
 }

@@ -3,6 +3,7 @@
 mod board;
 mod lora;
 mod memory;
+mod over_ranks;
 mod sample;
 mod tensorboard;
 mod watch;
@@ -19,6 +20,7 @@ use lora::AskedLora;
 use memory::Asked;
 use models::ngram::Counter;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
+use over_ranks::{Rank, RankArgs};
 use sample::{SampleArgs, Sampler};
 use serde_json::json;
 use std::io::IsTerminal;
@@ -27,8 +29,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
-    BatchShape, OptimizerKind, Outcome, Precision, Recipe, RunOptions, Schedule, Sequences, Start,
-    TrainConfig, Trainer, order_bytes,
+    BatchShape, OptimizerKind, Outcome, Place, Precision, RankOutcome, Recipe, RunOptions,
+    SavedModel, Schedule, Sequences, Stage, Start, TrainConfig, Trainer, order_bytes,
 };
 use watch::{Screen, Watch};
 
@@ -140,7 +142,10 @@ pub struct TrainArgs {
     /// Show the run on the whole terminal; lines where there is none
     #[arg(long, conflicts_with_all = ["quiet", "json"])]
     pub tui: bool,
-    /// Workers (default: the processors this process may use)
+    /// Several ranks that train one model
+    #[command(flatten)]
+    pub company: RankArgs,
+    /// Workers of each rank (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Print predicted and measured bytes, term by term, and record them over the run and over a step;
@@ -360,6 +365,11 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
 
 /// Trains as told.
 pub fn run(args: TrainArgs) -> Result<(), CliError> {
+    over_ranks::each(&args.company, |rank| run_one(&args, rank))
+}
+
+/// Trains as one process, or as one rank of several.
+fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     let data = args.data.as_deref().map(Dataset::open).transpose().map_err(CliError::input)?;
     let mut init = args.init.as_deref().map(Init::open).transpose()?;
     if let (Some(init), Some(asked)) = (&mut init, &args.lora) {
@@ -369,14 +379,20 @@ pub fn run(args: TrainArgs) -> Result<(), CliError> {
         lora::freeze(init, asked)?;
     }
     let config = match (&init, &data) {
-        (Some(init), _) => config_of(&args, init)?,
-        (None, Some(data)) => config(&args, data)?,
+        (Some(init), _) => config_of(args, init)?,
+        (None, Some(data)) => config(args, data)?,
         (None, None) => return Err(CliError::input("no --data and no --init")),
     };
     let summary = match (&config.model, &data) {
-        (ModelConfig::Ngram(ngram), Some(data)) => count(&args, &config, ngram, data)?,
-        _ => descend(&args, &config, data.as_ref(), init)?,
+        (ModelConfig::Ngram(_), _) if rank.is_some() => {
+            return Err(CliError::input("a count model is made by one process: leave --zero away"));
+        }
+        (ModelConfig::Ngram(ngram), Some(data)) => count(args, &config, ngram, data)?,
+        _ => descend(args, &config, data.as_ref(), init, rank)?,
     };
+    if rank.is_some_and(|rank| !rank.is_first()) {
+        return Ok(());
+    }
     let text = json(&summary.json)?;
     write(&args.out.join("result.json"), &text)?;
     if let Some(report) = &summary.ledger {
@@ -476,7 +492,7 @@ struct Material<'a> {
 }
 
 /// The documents named by the arguments, encoded by the model's tokenizer.
-fn read_documents(args: &TrainArgs, init: &Init) -> Result<documents::Read, CliError> {
+fn read_documents(args: &TrainArgs, init: &Init, quiet: bool) -> Result<documents::Read, CliError> {
     let template = init.template()?;
     let limit = init.config.context_limit().unwrap_or(usize::MAX);
     let max_len = args.max_len.unwrap_or(1024.min(limit.saturating_add(1)));
@@ -489,7 +505,7 @@ fn read_documents(args: &TrainArgs, init: &Init) -> Result<documents::Read, CliE
     let (tokenizer, ends) = (&init.tokenizer, &init.ends[..]);
     let encoding = Encoding { tokenizer, ends, template: template.as_ref(), max_len };
     let read = documents::read(&files, &encoding)?;
-    if !args.quiet && !args.json {
+    if !quiet {
         read.notes.iter().for_each(|note| term::note(note));
     }
     Ok(read)
@@ -513,8 +529,11 @@ fn descend(
     config: &TrainConfig,
     data: Option<&Dataset>,
     mut init: Option<Init>,
+    rank: Option<&Rank>,
 ) -> Result<Summary, CliError> {
-    let team = team(args.threads)?;
+    let first = rank.is_none_or(Rank::is_first);
+    let quiet = args.quiet || args.json || !first;
+    let team = team(rank.map_or(args.threads, |rank| rank.threads(args.threads)))?;
     Trainer::warm_up(config, &team);
     let runtime = ledger::resident_bytes();
     let recorder = args.ledger.then(ledger::Recorder::start);
@@ -535,7 +554,7 @@ fn descend(
             }
         }
         (None, Some(init)) => {
-            read = read_documents(args, init)?;
+            read = read_documents(args, init, quiet)?;
             Material {
                 train: &read.train,
                 valid: &read.valid,
@@ -548,12 +567,22 @@ fn descend(
     };
     let (train, valid) = (material.train, material.valid);
     train::check(config, train, valid).map_err(CliError::input)?;
-    let shape = BatchShape::of(&config.train, train, valid);
-    let free = ledger::available_bytes().unwrap_or(u64::MAX);
+    let place = rank.map_or(Place::ALONE, Rank::place);
+    place.check(config).map_err(CliError::input)?;
+    if place.stage == Stage::Three && args.sample.sample_every.is_some() {
+        let why = "at --zero 3 no rank has the whole model; give --zero 2, or leave it away";
+        return Err(CliError::input(format!("--sample-every: {why}")));
+    }
+    let shape = BatchShape::of_place(&config.train, train, valid, place);
+    let plan_of = |shape: BatchShape| match rank {
+        Some(_) => Trainer::plan_ranks(config, shape, team.threads(), place),
+        None => Trainer::plan(config, shape, team.threads()),
+    };
+    let free = ledger::available_bytes().unwrap_or(u64::MAX) / rank.map_or(1, Rank::together);
     let (recompute, mut plan) = match (args.recompute, args.memory) {
         (Asked::Exactly(way), None) => {
             let shape = shape.recomputing(way);
-            let plan = Trainer::plan(config, shape, team.threads()).map_err(CliError::input)?;
+            let plan = plan_of(shape).map_err(CliError::input)?;
             fit(
                 &plan,
                 &format!("training this {}", config.model.kind()),
@@ -563,7 +592,7 @@ fn descend(
         }
         (asked, memory) => memory::choose(asked, memory.unwrap_or(free), runtime, |way| {
             let shape = shape.recomputing(way);
-            Trainer::plan(config, shape, team.threads()).map_err(CliError::input)
+            plan_of(shape).map_err(CliError::input)
         })?,
     };
     let _files = match data {
@@ -571,7 +600,7 @@ fn descend(
         None => plan_documents(&mut plan, train),
     };
     let _mapped = plan_reading(&mut plan, weights.as_ref().map_or(0, Weights::file_bytes));
-    if args.recompute == Asked::Auto && !args.quiet && !args.json {
+    if args.recompute == Asked::Auto && !quiet {
         term::note(&format!("--recompute {}: predicted {}", recompute.name(), mib(plan.total())));
     }
     let ends: Vec<u32> = match &init {
@@ -579,11 +608,15 @@ fn descend(
         None => material.tokenizer.specials().eos.into_iter().collect(),
     };
     let words = (material.tokenizer, &ends[..]);
-    let sampler = Sampler::new(&args.sample, &config.model, words, config.train.seed, &team)?;
+    let silent = SampleArgs::default();
+    let sample = if first { &args.sample } else { &silent };
+    let sampler = Sampler::new(sample, &config.model, words, config.train.seed, &team)?;
     if let Some(sampler) = &sampler {
         plan.extend(sampler.plan(&config.model)?);
     }
-    make_room(args)?;
+    if first {
+        make_room(args)?;
+    }
     let stop = crate::stop::on_signals()?;
     let tokenizer = material.tokenizer.to_bytes();
     let synthetic = material.synthetic;
@@ -610,18 +643,33 @@ fn descend(
     };
     let total = train::total_steps(config, train.len());
     let start = Start { model, recompute, sample_every: args.sample.sample_every, keep: args.keep };
-    let screen = screen(args, config, total)?;
-    let mut watch = Watch::new(screen, sampler, args.tensorboard.clone());
+    let screen = screen(args, config, total, quiet)?;
+    let boards = args.tensorboard.clone().filter(|_| first);
+    let mut watch = Watch::new(screen, sampler, boards);
     recorder.iter().for_each(|r| r.begin_step("step 1, what is allocated for it included"));
-    let outcome = train::run_from(start, &options, &mut |event| {
+    let mut tell = |event: train::Event| {
         recorder.iter().for_each(|r| recorded(r, &event));
-        watch.tell(&event);
-    });
+        if first {
+            watch.tell(&event);
+        }
+    };
+    let outcome = match rank {
+        None => train::run_from(start, &options, &mut tell).map(|o| Ended::Alone(Box::new(o))),
+        Some(rank) => rank.train(start, &options, &mut tell).map(|o| Ended::Rank(Box::new(o))),
+    };
     watch.finish();
-    let Outcome { model, state, stopped_by } = outcome.map_err(|e| match e {
-        train::Error::NotFinite { .. } => CliError::failed(e),
-        e => CliError::input(e),
+    let ended = outcome.map_err(|e| match (e, rank) {
+        (e, Some(rank)) => rank.error(e),
+        (e @ train::Error::NotFinite { .. }, None) => CliError::failed(e),
+        (e, None) => CliError::input(e),
     })?;
+    let (state, stopped_by) = match &ended {
+        Ended::Alone(outcome) => (outcome.state.clone(), outcome.stopped_by),
+        Ended::Rank(outcome) => (outcome.state.clone(), outcome.stopped_by),
+    };
+    if let (Some(signal), false) = (stopped_by, first) {
+        return Err(CliError::told(CliError::stopped(signal, "").code));
+    }
     if let Some(signal) = stopped_by {
         return Err(CliError::stopped(
             signal,
@@ -636,19 +684,32 @@ fn descend(
         Some(recorder) => report.recorded(recorder.finish()),
         None => report,
     };
-    let parameters = model.layout().count();
+    let (model, company) = match (ended, rank) {
+        (Ended::Alone(outcome), _) => (Some(outcome.model), None),
+        (Ended::Rank(outcome), Some(rank)) => (None, Some(rank.company(&plan, &outcome, runtime)?)),
+        (Ended::Rank(_), None) => (None, None),
+    };
+    let layout = models::Model::layout_of(&config.model).map_err(CliError::failed)?;
+    let parameters = layout.count();
     let learns = |spec: &&tensor::ParameterSpec| config.model.trains(&spec.name);
-    let trained: usize = model.layout().specs().iter().filter(learns).map(|s| s.count()).sum();
-    let (exported, adapter) = match &init {
-        Some(init) if args.lora.is_some() => {
+    let trained: usize = layout.specs().iter().filter(learns).map(|s| s.count()).sum();
+    let (exported, adapter) = match (&init, model) {
+        (Some(init), Some(model)) if args.lora.is_some() => {
             let written = lora::write(args, init, model)?;
             (written.merged, Some(written.adapter))
         }
-        Some(init) => (init.export(&args.out, &model)?, None),
-        None => (None, None),
+        (Some(init), Some(model)) => (init.export(&args.out, &model)?, None),
+        // Ranks have the model in the run folder.
+        (Some(init), None) if first => {
+            match SavedModel::open(&args.out).map_err(CliError::failed)? {
+                SavedModel::Network(model) => (init.export(&args.out, &model)?, None),
+                SavedModel::Counts(_) => (None, None),
+            }
+        }
+        _ => (None, None),
     };
     let speed = state.tokens as f64 / state.seconds.max(1e-9);
-    let json = json!({
+    let mut json = json!({
         "model": config.model.kind(),
         "parameters": parameters,
         "trained_parameters": trained,
@@ -674,11 +735,14 @@ fn descend(
         "isa": kernels::Isa::current().name(),
         "curve": state.curve,
     });
+    if let Some(company) = &company {
+        json["ranks"] = company.json(config);
+    }
     let of_all = match adapter {
         Some(_) => format!(" ({} of them learnt)", thousands(trained as u64)),
         None => String::new(),
     };
-    let text = format!(
+    let mut text = format!(
         "{} with {} parameters{of_all}: validation loss {} nats/token at step {} of {}\n{} tokens in {}: {} tokens/s; peak memory {}\nrun folder: {}\n",
         config.model.kind(),
         thousands(parameters as u64),
@@ -691,7 +755,14 @@ fn descend(
         mib(report.peak_process_bytes),
         args.out.display(),
     );
+    text.extend(company.map(|company| company.text(config)));
     Ok(Summary { json, text, ledger: Some(report) })
+}
+
+/// How training ended.
+enum Ended {
+    Alone(Box<Outcome>),
+    Rank(Box<RankOutcome>),
 }
 
 /// What a recording of the bytes takes note of.
@@ -706,14 +777,19 @@ fn recorded(recorder: &ledger::Recorder, event: &train::Event) {
 }
 
 /// Where a run is shown.
-fn screen(args: &TrainArgs, config: &TrainConfig, total: u64) -> Result<Screen, CliError> {
-    if args.tui && std::io::stderr().is_terminal() {
+fn screen(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    total: u64,
+    quiet: bool,
+) -> Result<Screen, CliError> {
+    if args.tui && !quiet && std::io::stderr().is_terminal() {
         let title = format!("{} in {}", config.model.kind(), args.out.display());
         let board = board::Board::new(title, total);
         let board = board.map_err(|e| CliError::failed(format!("--tui: {e}")))?;
         return Ok(Screen::Board(Box::new(board)));
     }
-    Ok(Screen::Lines(Progress::new(total, args.quiet || args.json)))
+    Ok(Screen::Lines(Progress::new(total, quiet)))
 }
 
 /// Counts, smoothing chosen on the validation side.

@@ -382,15 +382,15 @@ unsafe fn block<Q: Quads, const M: usize>(
             if kind.scales() == Scales::Sixteen {
                 let (first, second) = (row.half_sum, row.sum - row.half_sum);
                 let first = dots::<Q>(kind, &steps, 0, 4, x, -(first << bits));
-                *sum = sum.add(Q::floats(first).mul(scale.mul(d)));
+                *sum = Q::floats(first).fma(scale.mul(d), *sum);
                 let second = dots::<Q>(kind, &steps, 4, 8, x, -(second << bits));
-                *sum = sum.add(Q::floats(second).mul(other.mul(d)));
+                *sum = Q::floats(second).fma(other.mul(d), *sum);
             } else {
                 let start = if centred { -(row.sum << bits) } else { 0 };
                 let whole = dots::<Q>(kind, &steps, 0, 8, x, start);
-                *sum = sum.add(Q::floats(whole).mul(scale.mul(d)));
+                *sum = Q::floats(whole).fma(scale.mul(d), *sum);
                 if has_least(kind) {
-                    *sum = sum.add(other.mul(Q::Lanes::splat(row.scaled_sum)));
+                    *sum = other.fma(Q::Lanes::splat(row.scaled_sum), *sum);
                 }
             }
         }

@@ -230,14 +230,14 @@ unsafe fn add<const M: usize>(
                 $(if $m < M {
                     let d = Avx512::splat((*blocks.add($m)).scale);
                     let first = Vnni::floats(whole(kind, products.add($m)));
-                    sums[$m] = sums[$m].add(first.mul(scale.mul(d)));
+                    sums[$m] = first.fma(scale.mul(d), sums[$m]);
                     if has_least(kind) {
                         let sum = Avx512::splat((*blocks.add($m)).scaled_sum);
-                        sums[$m] = sums[$m].add(other.mul(sum));
+                        sums[$m] = other.fma(sum, sums[$m]);
                     }
                     if kind.scales() == Scales::Sixteen {
                         let second = Vnni::floats(whole(kind, products.add(2 * 16 + $m)));
-                        sums[$m] = sums[$m].add(second.mul(other.mul(d)));
+                        sums[$m] = second.fma(other.mul(d), sums[$m]);
                     }
                 })*
             };

@@ -11,8 +11,10 @@ use std::ops::Range;
 
 /// What products read beside the weights.
 pub struct Packed<'a> {
-    /// The packed forms of matrices of values.
+    /// The packed forms of matrices of values: of all, or of those of a layer.
     pub matrices: &'a [f32],
+    /// Where these begin among all.
+    pub from: usize,
     /// Room for rounded rows of x, where matrices are quantised.
     pub rounded: RefCell<&'a mut [f32]>,
     /// Room for adapters, and for rows of matrices that do not learn.
@@ -83,21 +85,28 @@ impl Linear {
     }
 
     /// Its packed form.
-    pub fn packed<'a>(&self, packed: &'a [f32]) -> &'a [f32] {
-        &packed[self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs)]
+    pub fn packed<'a>(&self, packed: &Packed<'a>) -> &'a [f32] {
+        &packed.matrices[self.place(packed.from)]
     }
 
-    /// Packs W from `weights` into its place in `packed`.
-    pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32]) {
+    /// Where its packed form stands in what begins at `from`.
+    fn place(&self, from: usize) -> Range<usize> {
+        let start = self.packed_at - from;
+        start..start + packed_len(self.outputs, self.inputs)
+    }
+
+    /// Packs W from `weights` into its place in `packed`, which begins at `from` among all packed
+    /// forms.
+    pub fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32], from: usize) {
         if weights.halves_kind().is_some() {
             return;
         }
         let adapters = self.adapters.iter().flat_map(Adapter::linears);
-        adapters.for_each(|linear| linear.pack(team, weights, packed));
+        adapters.for_each(|linear| linear.pack(team, weights, packed, from));
         if weights.layout().is_packed(self.weight) {
             return;
         }
-        let place = self.packed_at..self.packed_at + packed_len(self.outputs, self.inputs);
+        let place = self.place(from);
         pack_transposed(
             team,
             weights.get(self.weight),
@@ -157,7 +166,7 @@ impl Linear {
             let factors = (Mat::new(x, rows, self.inputs).into(), w.transposed());
             return weights.product(team, factors, init, y, (y_stride, y_from));
         }
-        let w = self.packed(packed.matrices);
+        let w = self.packed(packed);
         let b = Mat { row_stride: 0, ..Mat::new(w, self.inputs, self.outputs) };
         matmul(team, Mat::new(x, rows, self.inputs), b, init, y, y_stride, y_from);
     }

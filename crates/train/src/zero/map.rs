@@ -1,0 +1,261 @@
+//! Who holds what: the parameters of each unit end to end, cut into as many blocks as there are
+//! ranks.
+//!
+//! Whatever is shared out, a rank's block is the same, so stages differ in what is kept and not in
+//! what is added to what. Parameters that computation reads in FP32 beside 16-bit weights (norms,
+//! biases: vectors) stay whole on every rank.
+
+use models::{ModelConfig, Units};
+use std::ops::Range;
+use std::sync::Arc;
+use tensor::{Layout, ParameterSpec};
+
+/// Blocks begin at multiples of this many values, as parameters do.
+const ALIGN: usize = 16;
+
+/// One unit.
+#[derive(Clone, Debug)]
+pub(crate) struct UnitMap {
+    /// Values, gaps between parameters included.
+    pub(crate) len: usize,
+    /// Each rank's block, in values.
+    pub(crate) parts: Arc<[Range<usize>]>,
+    /// Each rank's block of 16-bit words, in values of four bytes.
+    pub(crate) half_parts: Arc<[Range<usize>]>,
+    /// Where the unit begins when all are in place.
+    pub(crate) resident_at: usize,
+    /// Where it begins when units take turns.
+    pub(crate) window_at: usize,
+    /// Where this rank's block of it begins among its blocks.
+    pub(crate) shard_at: usize,
+    /// Units with the same number stand in the same place.
+    pub(crate) turn: usize,
+}
+
+/// What this rank holds of one parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The parameter's place in the model's layout.
+    pub(crate) param: usize,
+    /// Its first value that this rank holds.
+    pub(crate) from: usize,
+    /// Where this stands among the rank's blocks.
+    pub(crate) at: Range<usize>,
+    /// Whether every rank holds it.
+    pub(crate) everywhere: bool,
+}
+
+/// The map of one rank.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardMap {
+    pub(crate) units: Vec<UnitMap>,
+    pub(crate) pieces: Vec<Piece>,
+    /// Values of vectors, gaps included.
+    pub(crate) vectors_len: usize,
+    /// The model's own layout.
+    pub(crate) whole: Arc<Layout>,
+    /// Every parameter in its place, unit after unit, vectors last.
+    pub(crate) resident: Arc<Layout>,
+    /// Units that take turns, vectors last.
+    pub(crate) window: Arc<Layout>,
+    /// Vectors alone.
+    pub(crate) vectors: Arc<Layout>,
+    /// This rank's pieces, each named by its parameter.
+    pub(crate) shard: Arc<Layout>,
+}
+
+/// A parameter in a unit, or among vectors.
+struct Member {
+    param: usize,
+    at: usize,
+    count: usize,
+}
+
+/// Parameters end to end; answers with their length too.
+fn end_to_end(
+    specs: &[ParameterSpec],
+    params: impl Iterator<Item = usize>,
+) -> (Vec<Member>, usize) {
+    let mut len = 0_usize;
+    let members = params.map(|param| {
+        let (at, count) = (len, specs[param].count());
+        len = (at + count).next_multiple_of(ALIGN);
+        Member { param, at, count }
+    });
+    (members.collect(), len)
+}
+
+impl ShardMap {
+    /// The map of rank `rank` of `size`; `mixed` where computation reads 16 bits.
+    pub(crate) fn new(
+        config: &ModelConfig,
+        layout: &Arc<Layout>,
+        mixed: bool,
+        (rank, size): (usize, usize),
+    ) -> ShardMap {
+        let specs = layout.specs();
+        let is_vector = |&param: &usize| mixed && specs[param].shape.len() == 1;
+        let Units { members, turns } = Units::of(config, layout);
+        let unit = |params: &Vec<usize>| {
+            end_to_end(specs, params.iter().copied().filter(|param| !is_vector(param)))
+        };
+        let members: Vec<(Vec<Member>, usize)> = members.iter().map(unit).collect();
+        let (vectors, vectors_len) = end_to_end(specs, (0..specs.len()).filter(is_vector));
+        let mut room = vec![0; turns.iter().max().map_or(0, |most| most + 1)];
+        for ((_, len), &turn) in members.iter().zip(&turns) {
+            room[turn] = len.max(&room[turn]).to_owned();
+        }
+        let (mut resident_at, mut shard_at) = (0, 0);
+        let units: Vec<UnitMap> = members
+            .iter()
+            .zip(turns)
+            .map(|((_, len), turn)| {
+                let block = len.div_ceil(size).next_multiple_of(ALIGN);
+                let part = |i: usize| (i * block).min(*len)..((i + 1) * block).min(*len);
+                let unit = UnitMap {
+                    len: *len,
+                    parts: (0..size).map(part).collect(),
+                    half_parts: (0..size).map(|i| part(i).start / 2..part(i).end / 2).collect(),
+                    resident_at,
+                    window_at: room[..turn].iter().sum(),
+                    shard_at,
+                    turn,
+                };
+                resident_at += len;
+                shard_at += part(rank).len();
+                unit
+            })
+            .collect();
+        let mut pieces = Vec::new();
+        for (unit, (members, _)) in units.iter().zip(&members) {
+            let own = unit.parts[rank].clone();
+            for Member { param, at, count } in members {
+                let (start, end) = (own.start.max(*at), own.end.min(at + count));
+                if start < end {
+                    let place = unit.shard_at + start - own.start;
+                    let at_shard = place..place + end - start;
+                    let from = start - at;
+                    let param = *param;
+                    pieces.push(Piece { param, from, at: at_shard, everywhere: false });
+                }
+            }
+        }
+        for Member { param, at, count } in &vectors {
+            let at = shard_at + at..shard_at + at + count;
+            pieces.push(Piece { param: *param, from: 0, at, everywhere: true });
+        }
+        let placed = |unit_at: &dyn Fn(&UnitMap) -> usize, vectors_at: Option<usize>| {
+            let mut starts = vec![None; specs.len()];
+            for (unit, (members, _)) in units.iter().zip(&members) {
+                members.iter().for_each(|m| starts[m.param] = Some(unit_at(unit) + m.at));
+            }
+            let at = vectors_at.unwrap_or(0);
+            vectors.iter().for_each(|m| starts[m.param] = Some(at + m.at));
+            Arc::new(Layout::of_specs(specs.iter().zip(starts).map(at_start).collect()))
+        };
+        let only_vectors = {
+            let mut starts = vec![None; specs.len()];
+            vectors.iter().for_each(|m| starts[m.param] = Some(m.at));
+            Layout::of_specs(specs.iter().zip(starts).map(at_start).collect())
+        };
+        let piece = |piece: &Piece| ParameterSpec {
+            shape: vec![piece.at.len()],
+            range: piece.at.clone(),
+            parts: Vec::new(),
+            ..specs[piece.param].clone()
+        };
+        ShardMap {
+            resident: placed(&|unit| unit.resident_at, Some(resident_at)),
+            window: placed(&|unit| unit.window_at, Some(room.iter().sum())),
+            vectors: Arc::new(only_vectors),
+            shard: Arc::new(Layout::of_specs(pieces.iter().map(piece).collect())),
+            whole: Arc::clone(layout),
+            vectors_len,
+            units,
+            pieces,
+        }
+    }
+
+    /// Values of the largest unit, or of all vectors where they are more.
+    pub(crate) fn largest(&self) -> usize {
+        self.units.iter().map(|unit| unit.len).max().unwrap_or(0).max(self.vectors_len)
+    }
+
+    /// The unit of a parameter that is cut, and its place in it.
+    pub(crate) fn place_of(&self, param: usize) -> (usize, Range<usize>) {
+        let range = &self.resident.specs()[param].range;
+        let within = |unit: &UnitMap| range.start < unit.resident_at + unit.len;
+        let unit = self.units.iter().position(within).unwrap_or(0);
+        let start = range.start - self.units[unit].resident_at;
+        (unit, start..start + range.len())
+    }
+
+    /// The vectors of a buffer of the resident, the window or the shard's layout: its end.
+    pub(crate) fn vectors_of(&self, layout: &Layout) -> Range<usize> {
+        layout.len() - self.vectors_len..layout.len()
+    }
+}
+
+/// A parameter from `start` on; nowhere without.
+fn at_start((spec, start): (&ParameterSpec, Option<usize>)) -> ParameterSpec {
+    let count = start.map_or(0, |_| spec.count());
+    let start = start.unwrap_or(0);
+    ParameterSpec { range: start..start + count, parts: Vec::new(), ..spec.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::{Model, TransformerConfig};
+
+    #[test]
+    fn every_value_has_one_holder() {
+        for (mixed, tied) in [(false, false), (true, true)] {
+            let mut config = TransformerConfig::email(53, 9);
+            config.tie_word_embeddings = tied;
+            let config = ModelConfig::Transformer(config);
+            let layout = Arc::new(Model::layout_of(&config).unwrap());
+            for size in [1, 2, 3, 5] {
+                let mut holders = vec![0; layout.len()];
+                for rank in 0..size {
+                    let map = ShardMap::new(&config, &layout, mixed, (rank, size));
+                    for piece in &map.pieces {
+                        let start = layout.specs()[piece.param].range.start + piece.from;
+                        let count = if piece.everywhere && rank > 0 { 0 } else { 1 };
+                        holders[start..start + piece.at.len()].iter_mut().for_each(|h| *h += count);
+                        // A piece of a unit stands there as it does in the parameter.
+                        assert_eq!(piece.from % ALIGN, 0);
+                    }
+                    let is_vector = |p: &&Piece| layout.specs()[p.param].shape.len() == 1;
+                    let vectors = map.pieces.iter().filter(is_vector);
+                    assert!(vectors.clone().all(|p| p.everywhere == mixed));
+                    assert!(!mixed || vectors.count() > 0);
+                    for unit in &map.units {
+                        assert!(
+                            unit.resident_at + unit.len + map.vectors_len <= map.resident.len()
+                        );
+                        assert!(unit.window_at + unit.len + map.vectors_len <= map.window.len());
+                    }
+                    assert_eq!(map.vectors.len(), map.vectors_len);
+                    let share = map.shard.len() as f64 / (map.resident.len() as f64);
+                    assert!(share < 1.02 / size as f64 + 0.03, "{size} ranks: {share}");
+                }
+                for spec in layout.specs() {
+                    assert!(holders[spec.range.clone()].iter().all(|&h| h == 1), "{}", spec.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn units_that_take_turns_overlap_and_others_do_not() {
+        let config = ModelConfig::Transformer(TransformerConfig::email(53, 9));
+        let layout = Arc::new(Model::layout_of(&config).unwrap());
+        let map = ShardMap::new(&config, &layout, false, (0, 2));
+        let [outer, first, second, head] = &map.units[..] else { panic!("four units") };
+        assert_eq!((outer.window_at, first.window_at), (head.window_at, second.window_at));
+        assert!(first.window_at >= outer.len.max(head.len));
+        assert_eq!(map.window.len(), outer.len.max(head.len) + first.len);
+        assert_eq!(second.resident_at, outer.len + first.len);
+    }
+}

@@ -1,0 +1,173 @@
+//! The buffers of a rank: the list that predicts them allocates them.
+
+use super::{Place, ShardMap, Stage};
+use crate::optimizer::AdamW;
+use ledger::{Account, Buffer, Plan, Spec};
+use models::{Model, ModelConfig, Residence};
+use ranks::Ranks;
+use std::sync::Arc;
+use tensor::{Layout, Mixed, Parameters};
+
+/// What of the weights' truth a rank holds beside the weights that computation reads.
+#[derive(Debug)]
+pub(crate) struct Truth {
+    /// Its blocks of master weights; at stage 3 in FP32, of weights.
+    pub(crate) master: Option<Parameters>,
+    /// Their 16 bits, at stage 3.
+    pub(crate) bits: Option<Buffer<f32>>,
+    /// Its blocks of the gradient, from stage 2 on.
+    pub(crate) gradients: Option<Parameters>,
+}
+
+/// Buffers on their way to other ranks and back.
+#[derive(Debug)]
+pub(crate) struct Rooms {
+    /// A unit's parameters.
+    pub(crate) gather: Buffer<f32>,
+    /// A unit's gradients.
+    pub(crate) reduce: Buffer<f32>,
+}
+
+/// Where a buffer of a layout belongs.
+struct Line {
+    name: &'static str,
+    account: Account,
+}
+
+const fn line(name: &'static str, account: Account) -> Line {
+    Line { name, account }
+}
+
+impl Line {
+    fn zeros(&self, layout: &Arc<Layout>) -> Result<Parameters, ledger::Error> {
+        Parameters::zeros(layout, self.name, self.account)
+    }
+
+    fn plan(&self, plan: &mut Plan, layout: &Layout) {
+        plan.add(&layout.buffer_spec(self.name, self.account));
+    }
+}
+
+/// What one rank allocates of a model's state, and how.
+pub(crate) struct Memory<'a> {
+    pub(crate) map: &'a ShardMap,
+    pub(crate) place: Place,
+    pub(crate) mixed: Option<Mixed>,
+}
+
+impl Memory<'_> {
+    fn by_unit(&self) -> bool {
+        self.place.stage == Stage::Three
+    }
+
+    /// Weights that are read, from stage 1 on: values, and where they stand.
+    fn values(&self) -> (Line, &Arc<Layout>) {
+        match (self.mixed, self.by_unit()) {
+            (Some(_), _) => (line("norms and biases", Account::Weights), &self.map.vectors),
+            (None, false) => (line("weights", Account::Weights), &self.map.resident),
+            (None, true) => (line("gathered weights", Account::Communication), &self.map.window),
+        }
+    }
+
+    /// 16-bit weights that are read, from stage 1 on.
+    fn halves(&self) -> (Account, &Arc<Layout>) {
+        match self.by_unit() {
+            false => (Account::Weights, &self.map.resident),
+            true => (Account::Communication, &self.map.window),
+        }
+    }
+
+    fn gradients(&self) -> (Line, &Arc<Layout>) {
+        match self.place.stage < Stage::Two {
+            true => (line("gradients", Account::Gradients), &self.map.resident),
+            false => (line("gradients of a unit", Account::Workspace), &self.map.window),
+        }
+    }
+
+    fn master(&self) -> Option<Line> {
+        match (self.place.stage, self.mixed) {
+            (Stage::Zero, _) | (Stage::One | Stage::Two, None) => None,
+            (_, Some(_)) => Some(line("own master weights", Account::Master)),
+            (Stage::Three, None) => Some(line("own weights", Account::Weights)),
+        }
+    }
+
+    fn bits(&self) -> Option<Spec> {
+        let len = self.map.shard.len().div_ceil(2);
+        let held = self.by_unit() && self.mixed.is_some();
+        held.then(|| Spec::new("own 16-bit weights", Account::Weights, len))
+    }
+
+    fn own_gradients(&self) -> Option<Line> {
+        (self.place.stage >= Stage::Two).then(|| line("own gradients", Account::Gradients))
+    }
+
+    fn rooms(&self) -> [Spec; 2] {
+        let largest = self.map.largest();
+        let words = self.mixed.map_or(largest, |_| largest.div_ceil(2));
+        let gathers = if self.place.stage == Stage::Zero { 0 } else { words };
+        let spec = |name: &str, len| Spec::new(name, Account::Communication, len);
+        [spec("parameters on their way", gathers), spec("gradients on their way", largest)]
+    }
+
+    /// All but the optimizer's, and what computation works with.
+    pub(crate) fn plan(&self) -> Plan {
+        let mut plan = Ranks::plan(self.place.size);
+        if self.place.stage == Stage::Zero {
+            plan.extend(match self.mixed {
+                Some(mixed) => self.map.whole.mixed_specs(mixed),
+                None => self.map.whole.weight_specs(),
+            });
+        } else {
+            let (line, layout) = self.values();
+            line.plan(&mut plan, layout);
+            if let Some(mixed) = self.mixed {
+                let (account, layout) = self.halves();
+                layout.half_specs(account, mixed).iter().for_each(|spec| plan.add(spec));
+            }
+        }
+        let (gradients, layout) = self.gradients();
+        gradients.plan(&mut plan, layout);
+        let own = [self.master(), self.own_gradients()];
+        own.iter().flatten().for_each(|line| line.plan(&mut plan, &self.map.shard));
+        self.bits().iter().chain(&self.rooms()).for_each(|spec| plan.add(spec));
+        plan
+    }
+
+    /// The moments, from stage 1 on.
+    pub(crate) fn plan_moments(&self) -> Plan {
+        AdamW::plan(&self.map.shard)
+    }
+
+    /// A model whose weights are read as this stage has them, from stage 1 on.
+    pub(crate) fn model(&self, config: &ModelConfig) -> Result<Model, models::Error> {
+        let (line, layout) = self.values();
+        let mut weights = line.zeros(layout)?;
+        if let Some(mixed) = self.mixed {
+            let (account, layout) = self.halves();
+            weights.hold_halves(layout, account, mixed)?;
+        }
+        let residence = if self.by_unit() { Residence::ByUnit } else { Residence::Whole };
+        Model::of_weights(config, weights, residence)
+    }
+
+    /// What the backward pass adds to.
+    pub(crate) fn new_gradients(&self) -> Result<Parameters, ledger::Error> {
+        let (line, layout) = self.gradients();
+        line.zeros(layout)
+    }
+
+    pub(crate) fn truth(&self) -> Result<Truth, ledger::Error> {
+        let own = |line: Option<Line>| line.map(|line| line.zeros(&self.map.shard)).transpose();
+        Ok(Truth {
+            master: own(self.master())?,
+            bits: self.bits().map(|spec| Buffer::new(&spec)).transpose()?,
+            gradients: own(self.own_gradients())?,
+        })
+    }
+
+    pub(crate) fn new_rooms(&self) -> Result<Rooms, ledger::Error> {
+        let [gather, reduce] = self.rooms();
+        Ok(Rooms { gather: Buffer::new(&gather)?, reduce: Buffer::new(&reduce)? })
+    }
+}
