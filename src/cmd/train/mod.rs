@@ -675,7 +675,10 @@ fn descend(
             ),
         ));
     }
-    let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    // Ranks of one process have its books in common.
+    let mut of_process = plan.clone();
+    (1..rank.map_or(1, Rank::together)).for_each(|_| of_process.extend(plan.clone()));
+    let report = Report::new(&of_process, &ledger::snapshot(), runtime, ledger::peak_bytes());
     let (model, company) = match (ended, rank) {
         (Ended::Alone(outcome), _) => (Some(outcome.model), None),
         (Ended::Rank(outcome), Some(rank)) => (None, Some(rank.company(&plan, &outcome, runtime)?)),
