@@ -263,14 +263,15 @@ mod processes {
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
-    /// `mpirun` with words before the program's; more ranks than processors are fine, and waiting ranks
+    /// `mpirun` (or what `MPIRUN` names) with words before the program's; more ranks than processors are fine, and waiting ranks
     /// give way.
     fn mpirun(words: &[&str]) -> Option<Command> {
-        if Command::new("mpirun").arg("--version").output().is_err() {
-            println!("skipped: there is no mpirun here");
+        let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
+        if Command::new(&launcher).arg("--version").output().is_err() {
+            println!("skipped: there is no {launcher} here");
             return None;
         }
-        let mut command = Command::new("mpirun");
+        let mut command = Command::new(&launcher);
         command.stdin(Stdio::null()).args(words);
         for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] {
             command.env(name, "1");

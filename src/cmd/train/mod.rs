@@ -679,7 +679,10 @@ fn descend(
             ),
         ));
     }
-    let report = Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes());
+    // Ranks of one process have its books in common.
+    let mut of_process = plan.clone();
+    (1..rank.map_or(1, Rank::together)).for_each(|_| of_process.extend(plan.clone()));
+    let report = Report::new(&of_process, &ledger::snapshot(), runtime, ledger::peak_bytes());
     let report = match recorder {
         Some(recorder) => report.recorded(recorder.finish()),
         None => report,

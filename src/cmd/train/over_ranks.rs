@@ -97,10 +97,7 @@ pub fn each(
         let mut results: Vec<_> = first.into_iter().map(run).collect();
         let failed = |_| Err(CliError::failed("a rank of this process has panicked"));
         results.extend(others.into_iter().map(|rank| rank.join().unwrap_or_else(failed)));
-        // Of several errors the one with words is told.
-        let mut errors: Vec<CliError> = results.into_iter().filter_map(Result::err).collect();
-        errors.sort_by_key(|error| error.message.is_empty());
-        errors.into_iter().next().map_or(Ok(()), Err)
+        results.into_iter().collect()
     })
 }
 
@@ -226,15 +223,19 @@ impl Rank {
                     Err(CliError::told(2))
                 }
             },
-            Err(error) if self.alone.get() => {
-                // The end of all may come before this would be said later.
-                term::error(&error.message);
-                ranks.abort(error.code);
-                return Err(CliError::told(error.code));
-            }
             other => other,
         };
-        ranks.finish();
+        // A launcher ends all when the first has ended badly: what there is to say is said before.
+        let result = result.map_err(|error| {
+            if !error.message.is_empty() {
+                term::error(&error.message);
+            }
+            CliError::told(error.code)
+        });
+        match &result {
+            Err(error) if self.alone.get() => ranks.abort(error.code),
+            _ => ranks.finish(),
+        }
         result
     }
 

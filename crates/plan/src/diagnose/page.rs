@@ -18,7 +18,7 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
         main {
             section { p { (capital(&found.verdict)) "." } ul { @for line in &found.evidence { li { (line) } } } }
             @if !times.is_empty() {
-                section { h2 { "Where the time goes" } (stacks(&[stack("", &times, |s| ms(s))])) }
+                section { h2 { "Where the time goes" } (stacks(&[stack("", &times, ms)])) }
             }
             @if found.total_bytes > 0 {
                 section {
