@@ -152,8 +152,8 @@ impl Path {
     /// How many rows of x, of those left, go through a panel together.
     fn rows_at_a_time(self, left: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if left >= 16 && self.has_tiles(16) {
-            return 16;
+        if self.has_tiles(left) {
+            return left.min(16) / 2 * 2;
         }
         match left {
             8.. => 8,
@@ -165,7 +165,7 @@ impl Path {
     /// Whether so many rows of x go by tiles.
     #[cfg(target_arch = "x86_64")]
     fn has_tiles(self, m: usize) -> bool {
-        matches!(self, Path::Amx) && m >= 8
+        matches!(self, Path::Amx) && m >= tiles::LEAST_ROWS
     }
 
     /// What must be held while `m` rows of x are multiplied.
@@ -229,6 +229,9 @@ unsafe fn tiles_by_kind(kind: QuantKind, m: usize, tile: &Tile, held: &mut Held)
             match (kind, m) {
                 $(
                     (QuantKind::$kind, 16) => tiles::panel::<16>(QuantKind::$kind, tile, held),
+                    (QuantKind::$kind, 14) => tiles::panel::<14>(QuantKind::$kind, tile, held),
+                    (QuantKind::$kind, 12) => tiles::panel::<12>(QuantKind::$kind, tile, held),
+                    (QuantKind::$kind, 10) => tiles::panel::<10>(QuantKind::$kind, tile, held),
                     (QuantKind::$kind, _) => tiles::panel::<8>(QuantKind::$kind, tile, held),
                 )*
             }
@@ -532,19 +535,23 @@ mod tests {
     #[test]
     fn products_are_those_of_the_values_and_the_same_bits_at_every_level() {
         let _level = crate::isa::hold();
-        let (n, cols, m) = (37, 512, 29);
-        let x: Vec<f32> = (0..m * cols).map(|i| crate::normal(9, i as u64)).collect();
+        let (n, cols) = (37, 512);
+        let x: Vec<f32> = (0..29 * cols).map(|i| crate::normal(9, i as u64)).collect();
         let bias: Vec<f32> = (0..n).map(|i| crate::normal(8, i as u64)).collect();
-        for kind in QuantKind::ALL {
+        // 29 rows go by sixteen, twelve and one, where there are tiles; ten and fourteen by themselves.
+        let cases =
+            QuantKind::ALL.into_iter().flat_map(|kind| [(kind, 29), (kind, 10), (kind, 15)]);
+        for (kind, m) in cases {
             let panels = packed(kind, n, cols);
             let matrix = QuantMatrix { kind, rows: n, cols, panels: &panels };
+            let x = &x[..m * cols];
             let mut seen: Vec<Vec<u32>> = Vec::new();
             for isa in Isa::available() {
                 isa.force();
                 for threads in [1, 3] {
                     let team = Team::new(threads);
                     let mut work = vec![0.0; quant_rows_len(m, cols)];
-                    let rows = quantise_rows(&team, &x, cols, &mut work);
+                    let rows = quantise_rows(&team, x, cols, &mut work);
                     let mut y = vec![f32::NAN; m * (n + 3)];
                     quant_matmul(&team, &rows, &matrix, &bias, &mut y, n + 3, 2);
                     check(&matrix, &rows, &bias, &y);

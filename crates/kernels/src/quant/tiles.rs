@@ -1,4 +1,4 @@
-//! y = W·x by AMX tiles: sixteen or eight rows of x times one panel.
+//! y = W·x by AMX tiles: eight to sixteen rows of x, an even number, times one panel.
 //!
 //! A row of x is its high and its low digits, so a code that is small enough stands twice in a tile, times
 //! sixteen and as it is: one product is the sum over both digits. A block passes three stations,
@@ -75,7 +75,11 @@ impl Way {
     }
 }
 
-static SHAPES: [[Shapes; 3]; 2] = [shapes(8), shapes(16)];
+/// Rows of x that a tile takes at least.
+pub(super) const LEAST_ROWS: usize = 8;
+
+/// For 8, 10, 12, 14 and 16 rows.
+static SHAPES: [[Shapes; 3]; 5] = [shapes(8), shapes(10), shapes(12), shapes(14), shapes(16)];
 
 const fn shapes(rows: u8) -> [Shapes; 3] {
     [
@@ -90,12 +94,12 @@ const fn shapes(rows: u8) -> [Shapes; 3] {
 pub(super) struct Held(MaybeUninit<Places>);
 
 impl Held {
-    /// For `m` rows of x, sixteen or eight.
+    /// For `m` rows of x, an even number from eight to sixteen.
     ///
     /// # Safety
     /// The processor must have AMX.
     pub(super) unsafe fn new(kind: QuantKind, m: usize) -> Held {
-        let shapes = &SHAPES[m / 16][way(kind).sums() / 2];
+        let shapes = &SHAPES[(m - LEAST_ROWS) / 2][way(kind).sums() / 2];
         // SAFETY: the caller's.
         unsafe { shapes.configure() };
         Held(MaybeUninit::uninit())
@@ -109,7 +113,7 @@ impl Drop for Held {
     }
 }
 
-/// M rows of x (sixteen or eight) times one panel.
+/// M rows of x (eight to sixteen) times one panel.
 ///
 /// # Safety
 /// The processor must have AVX-512 with VNNI; tiles are [`Held`] for this kind and M; the tile's
