@@ -70,9 +70,10 @@ fn a_real_model_is_predicted_and_the_file_it_was_read_from_is_told_apart() {
     works(&["generate", model, "The capital of France is", "--max-tokens", "8", &flag(dir.path())]);
     let found = check(dir.path(), &["weights", "K/V cache", "mapped files"]);
     let number = |key: &str| found[key].as_f64().unwrap();
-    // The process was largest while weights were read: their file is in memory beside them.
-    assert!(number("reclaimable_bytes") > 90e6, "{found}");
-    let ratio = number("predicted_process_bytes") / number("peak_process_bytes");
+    // A file is given back as it is read: a small part of its 98 MB stands beside the weights.
+    let file = number("reclaimable_bytes");
+    assert!(file < 30e6, "{found}");
+    let ratio = number("predicted_process_bytes") / (number("peak_process_bytes") - file);
     assert!((ratio - 1.0).abs() < 0.03, "{ratio}");
 }
 

@@ -164,12 +164,6 @@ impl Weights {
         }
     }
 
-    /// Bytes of published files, which are mapped while weights are read.
-    pub fn file_bytes(&self) -> u64 {
-        let paths = self.checkpoint.iter().flat_map(|checkpoint| checkpoint.tensors.paths());
-        paths.filter_map(|path| std::fs::metadata(path).ok()).map(|m| m.len()).sum()
-    }
-
     /// The SHA-256 of the weights.
     pub fn digest(&self) -> Result<String, CliError> {
         let digest = match &self.checkpoint {

@@ -199,11 +199,6 @@ impl Opened {
         )))
     }
 
-    /// Bytes of the files that its weights were read from.
-    pub fn file_bytes(&self) -> u64 {
-        self.files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|m| m.len()).sum()
-    }
-
     /// What its weights take.
     pub fn weights_plan(&self) -> Result<ledger::Plan, CliError> {
         match &self.saved {

@@ -2,7 +2,7 @@
 //! `ledger.json` and, with plots over the run and over a step, as `ledger.html`.
 
 use crate::cmd::json;
-use crate::cmd::model::{AnySource, Opened};
+use crate::cmd::model::AnySource;
 use crate::error::CliError;
 use crate::term::{self, mib};
 use clap::Args;
@@ -38,7 +38,6 @@ pub struct Recording {
     /// Takes the samples.
     pub recorder: Arc<Recorder>,
     runtime: u64,
-    files: u64,
     dir: PathBuf,
 }
 
@@ -46,14 +45,13 @@ impl Recording {
     /// Begins; what is there now is the runtime's.
     pub fn start(dir: &Path) -> Recording {
         let (runtime, dir) = (ledger::resident_bytes(), dir.to_owned());
-        Recording { recorder: Arc::new(Recorder::start()), runtime, files: 0, dir }
+        Recording { recorder: Arc::new(Recorder::start()), runtime, dir }
     }
 
     /// A model was opened: what it holds beside its weights, its tokenizer, is the runtime's too.
-    pub fn opened(&mut self, model: &Opened) {
+    pub fn opened(&mut self) {
         self.recorder.mark("weights read");
         self.runtime = ledger::rest().map_or(self.runtime, |rest| rest.runtime());
-        self.files = model.file_bytes();
     }
 
     /// Ends it: the report of a plan, written and told on standard error.
@@ -61,7 +59,7 @@ impl Recording {
         let record = self.recorder.finish();
         let books = ledger::snapshot();
         let report = Report::new(plan, &books, self.runtime, ledger::peak_bytes());
-        let report = report.recorded(record).reading(self.files);
+        let report = report.recorded(record);
         write(&self.dir, title, &report)?;
         term::note(table(&report).trim_end());
         Ok(report)
@@ -98,7 +96,8 @@ pub fn table(report: &Report) -> String {
             row.term
         );
     }
-    let ratio = report.peak_process_bytes as f64 / report.predicted_process_bytes.max(1) as f64;
+    let own = report.peak_process_bytes.saturating_sub(report.reclaimable_bytes);
+    let ratio = own as f64 / report.predicted_process_bytes.max(1) as f64;
     out += &format!(
         "{:<16}{:>13}{:>13}{:>13}{:>13}{ratio:>9.3}\n",
         "whole process",
@@ -109,7 +108,7 @@ pub fn table(report: &Report) -> String {
     );
     if report.reclaimable_bytes > 0 {
         out += &format!(
-            "of it mapped files, which can be reclaimed: {}\n",
+            "of it mapped files, which can be reclaimed and are not predicted: {}\n",
             mib(report.reclaimable_bytes)
         );
     }

@@ -239,7 +239,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let runtime_bytes = ledger::resident_bytes();
     let (kv, adapter) = (args.batching.kv.kind(), args.adapter.adapter.as_deref());
     let opened = Opened::open_adapted(&args.model, kv, adapter)?;
-    recording.iter_mut().for_each(|r| r.opened(&opened));
+    recording.iter_mut().for_each(|r| r.opened());
     let guesser =
         args.batching.draft.as_deref().map(|path| draft::open(path, kv, &opened)).transpose()?;
     let digest = opened.digest()?;

@@ -192,20 +192,6 @@ impl Report {
         self
     }
 
-    /// The same where weights were read from mapped files of `bytes`: for a while the process holds
-    /// both, and little else.
-    #[must_use]
-    pub fn reading(mut self, bytes: u64) -> Report {
-        let of = |row: &ReportRow| (row.term == "weights").then_some(row.predicted_bytes);
-        let weights: u64 = self.rows.iter().filter_map(of).sum();
-        let reading = self.runtime_bytes + weights + bytes;
-        self.predicted_process_bytes = self.predicted_process_bytes.max(reading);
-        if let Some(row) = self.rows.iter_mut().find(|row| row.term == "mapped files") {
-            row.predicted_bytes = bytes;
-        }
-        self
-    }
-
     fn sum_up(&mut self, process: u64) {
         self.total_bytes = self.rows.iter().map(|row| row.measured_bytes).sum();
         let own = self.rows.iter().filter(|row| row.term != "mapped files");

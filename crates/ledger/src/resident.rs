@@ -131,7 +131,8 @@ const ARENA: u64 = 64 << 20;
 /// Looks through the process's mappings. None where the system does not say.
 pub fn rest() -> Option<Rest> {
     let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
-    let mut rest = of_mappings(&text);
+    let buffers: Vec<u64> = places().keys().map(|&at| at as u64).collect();
+    let mut rest = of_mappings(&text, &buffers);
     // What is charged without being a buffer lies in a mapped file, or on the heap.
     let (elsewhere, mapped) = (charged_elsewhere(), mapped_bytes());
     let in_files = elsewhere.min(mapped);
@@ -152,17 +153,20 @@ pub(crate) fn mapped_uncharged() -> u64 {
     mapped_bytes().saturating_sub(charged_elsewhere())
 }
 
-/// Sums up the mappings that say themselves what they are.
-fn of_mappings(text: &str) -> Rest {
+/// Sums up the mappings that say themselves what they are. One that holds a buffer (its address is among
+/// the ascending `buffers`) is neither a stack nor the heap, wherever the system put it.
+fn of_mappings(text: &str, buffers: &[u64]) -> Rest {
     let mut rest = Rest::default();
     // Name, begin, and whether the mapping lies right behind one that nobody may touch.
     let (mut name, mut begin, mut guarded, mut guard) = ("", 0_u64, false, 0_u64);
+    let mut of_buffers = false;
     for line in text.lines() {
         if let Some(size) = line.strip_prefix("Rss:") {
             let kib = size.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
             match name {
                 "[heap]" => rest.heap += kib << 10,
                 "[stack]" => rest.stacks += kib << 10,
+                "" if of_buffers => {}
                 "" if begin % ARENA == 0 => rest.heap += kib << 10,
                 "" if guarded => rest.stacks += kib << 10,
                 "" => {}
@@ -179,6 +183,8 @@ fn of_mappings(text: &str) -> Rest {
         let rights = words.next().unwrap_or_default();
         name = words.nth(3).unwrap_or_default();
         (begin, guarded) = (from, guard == from);
+        let next = buffers.partition_point(|&at| at < from);
+        of_buffers = buffers.get(next).is_some_and(|&at| at < to);
         guard = if rights.starts_with("---") { to } else { 0 };
     }
     rest
@@ -238,8 +244,11 @@ Rss:                1000 kB
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0 [stack]
 Rss:                  12 kB
 ";
-        let found = of_mappings(text);
+        let found = of_mappings(text, &[0x7f01_0030_0000]);
         assert_eq!(found, Rest { program: 400 << 10, stacks: 28 << 10, heap: 28 << 10, mapped: 0 });
+        // A buffer that the system put right behind a guard is no stack.
+        let found = of_mappings(text, &[0x7f01_0000_1000, 0x7f01_0030_0000]);
+        assert_eq!(found, Rest { program: 400 << 10, stacks: 12 << 10, heap: 28 << 10, mapped: 0 });
     }
 
     #[test]

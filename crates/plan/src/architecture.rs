@@ -16,8 +16,6 @@ pub struct Architecture {
     pub experts: Option<Experts>,
     /// Whether it was read from weights that this program runs: its own lists then predict.
     pub runs_here: bool,
-    /// Bytes of the weights' files, where there are any: they are mapped while weights are read.
-    pub file_bytes: u64,
     /// Memory that opening the files took and using them keeps: the tokenizer.
     pub opened_bytes: u64,
     /// What should be known beside the numbers.
@@ -71,7 +69,6 @@ impl Architecture {
             config,
             experts: None,
             runs_here,
-            file_bytes: 0,
             opened_bytes: 0,
             notes: Vec::new(),
         };
@@ -219,9 +216,7 @@ fn weights(name: &str, path: &Path) -> Result<Architecture, Error> {
     let mut checkpoint = families::Checkpoint::open(path)?;
     let opened_bytes = ledger::anonymous_bytes().saturating_sub(before);
     checkpoint.keep_as_stored()?;
-    let files = checkpoint.tensors.paths();
-    let file_bytes = files.filter_map(|f| std::fs::metadata(f).ok()).map(|m| m.len()).sum();
     let notes = checkpoint.notes.clone();
     let found = Architecture::of(name, checkpoint.model_config(), true)?;
-    Ok(Architecture { file_bytes, opened_bytes, notes, ..found })
+    Ok(Architecture { opened_bytes, notes, ..found })
 }

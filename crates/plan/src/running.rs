@@ -187,17 +187,8 @@ pub fn serve(
     terms.add("runtime", runtime.bytes);
     let model = (&architecture.name[..], architecture.parameters()?);
     let mut prediction = Prediction::new(model, "the engine's lists", terms, ask.budget)?;
-    // While weights are read their file is mapped beside them; nothing else is there yet.
-    let reading = runtime.bytes + plan.of(Account::Weights) + architecture.file_bytes;
-    prediction.peak_bytes = Some(reading.max(prediction.total_bytes));
-    if reading > prediction.total_bytes {
-        prediction.notes.push(format!(
-            "while weights are read their file is mapped beside them: the process then shows {}, of \
-             which the file's {} can be reclaimed",
-            crate::both(reading),
-            crate::both(architecture.file_bytes)
-        ));
-    }
+    // A file is given back as it is read: nothing is ever larger than what stands at the end.
+    prediction.peak_bytes = Some(prediction.total_bytes);
     if let ModelConfig::Transformer(c) = &architecture.config {
         prediction.kv_bytes_per_token =
             Some(NetworkExecutor::bytes_per_token(&keeping(architecture, ask.kv)?));

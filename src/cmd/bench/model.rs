@@ -87,7 +87,7 @@ pub fn prefill(args: &Prefill) -> Result<(), CliError> {
     let team = team(args.common.threads)?;
     let mut source = NetworkSource::new(model, &team);
     let room = checked(&source, args.tokens, 0, 1)?;
-    begin(recording.as_mut(), &opened, &format!("reading {} tokens", args.tokens));
+    begin(recording.as_mut(), &format!("reading {} tokens", args.tokens));
     let ids = ids(&source, args.tokens);
     let mut logits = vec![0.0; source.vocab_size()];
     let mut speeds = Vec::new();
@@ -116,7 +116,7 @@ pub fn decode(args: &Decode) -> Result<(), CliError> {
     let team = team(args.common.threads)?;
     let mut source = NetworkSource::new(model, &team);
     let room = checked(&source, args.context, args.tokens, args.batch)?;
-    begin(recording.as_mut(), &opened, "the prompt and the first token");
+    begin(recording.as_mut(), "the prompt and the first token");
     let ids = ids(&source, args.context);
     let vocab = source.vocab_size();
     let mut logits = vec![0.0; vocab * args.batch];
@@ -145,9 +145,9 @@ pub fn decode(args: &Decode) -> Result<(), CliError> {
     show(&args.common, Measured { what: "decode", speeds, step, load_seconds, threads }, &team)
 }
 
-fn begin(recording: Option<&mut Recording>, opened: &Opened, step: &str) {
+fn begin(recording: Option<&mut Recording>, step: &str) {
     if let Some(r) = recording {
-        r.opened(opened);
+        r.opened();
         r.recorder.begin_step(step);
     }
 }

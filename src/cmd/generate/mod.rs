@@ -183,7 +183,7 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
             let adapter = args.adapter.adapter.as_deref();
             let mut recording = args.ledger.start()?;
             let opened = Opened::open_adapted(dir, args.kv.kind(), adapter)?;
-            recording.iter_mut().for_each(|r| r.opened(&opened));
+            recording.iter_mut().for_each(|r| r.opened());
             with_model(&args, &opened, recording)
         }
         (None, None) => Err(CliError::input("no MODEL given; give the folder of a trained model")),

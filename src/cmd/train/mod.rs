@@ -466,15 +466,6 @@ fn plan_documents(plan: &mut Plan, train: &dyn Sequences) -> Vec<Charge> {
     vec![Charge::new(Account::Data, order)]
 }
 
-/// Weights that are read take their file's mapping as well; where that is more than all else that
-/// training takes, as beside frozen weights, the rest of it is in the plan.
-fn plan_reading(plan: &mut Plan, file_bytes: u64) -> Option<Charge> {
-    let others = plan.total() - plan.of(Account::Weights);
-    let more = file_bytes.checked_sub(others).filter(|&more| more > 0)?;
-    plan.add_bytes("weights' file, mapped while it is read", Account::Data, more);
-    Some(Charge::new(Account::Data, more))
-}
-
 struct Summary {
     json: serde_json::Value,
     text: String,
@@ -599,7 +590,6 @@ fn descend(
         Some(data) => plan_token_files(&mut plan, data),
         None => plan_documents(&mut plan, train),
     };
-    let _mapped = plan_reading(&mut plan, weights.as_ref().map_or(0, Weights::file_bytes));
     if args.recompute == Asked::Auto && !quiet {
         term::note(&format!("--recompute {}: predicted {}", recompute.name(), mib(plan.total())));
     }
