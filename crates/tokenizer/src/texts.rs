@@ -7,8 +7,9 @@ use std::hash::BuildHasher;
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
     all: String,
-    /// Where each text ends; `None` in `present` is told by the gaps.
+    /// Where each text ends.
     ends: Vec<usize>,
+    /// Ids without a text, ascending.
     gaps: Vec<u32>,
 }
 

@@ -1,6 +1,7 @@
 //! Numbers as readers read them: the same in every form of the report.
 
 use crate::statistics::Interval;
+pub(crate) use page::separated as whole;
 
 pub(crate) const MIB: f64 = 1_048_576.0;
 
@@ -12,19 +13,6 @@ pub(crate) fn fixed(value: f64, decimals: usize) -> String {
 /// With a sign, for differences.
 pub(crate) fn signed(value: f64, decimals: usize) -> String {
     if value.is_finite() { format!("{value:+.decimals$}") } else { "–".to_owned() }
-}
-
-/// A whole number with commas between thousands.
-pub(crate) fn whole(value: u64) -> String {
-    let digits = value.to_string();
-    let mut out = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// A share of 1 as percent with one decimal.
