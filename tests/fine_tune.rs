@@ -12,17 +12,8 @@ fn model(name: &str) -> String {
 
 /// Invented conversations, and a text.
 fn data(place: &Path) -> (PathBuf, PathBuf) {
-    let chats: String = (0..24)
-        .map(|i| {
-            let (ask, say) = (format!("and {i}?"), format!("it is {}.", i * i));
-            let line = serde_json::json!({"messages": [
-                {"role": "user", "content": ask}, {"role": "assistant", "content": say}
-            ]});
-            format!("{line}\n")
-        })
-        .collect();
     let (chat, text) = (place.join("talks.jsonl"), place.join("words.txt"));
-    std::fs::write(&chat, chats).unwrap();
+    std::fs::write(&chat, common::chats()).unwrap();
     std::fs::write(&text, "please send the figures to the office by noon. ".repeat(9)).unwrap();
     (chat, text)
 }

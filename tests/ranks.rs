@@ -157,17 +157,8 @@ fn ranks_go_on_from_what_other_numbers_of_ranks_have_left() {
 #[test]
 fn a_published_model_goes_on_over_ranks_and_is_exported() {
     let place = Place::new("f32");
-    let chats: String = (0..24)
-        .map(|i| {
-            let (ask, say) = (format!("and {i}?"), format!("it is {}.", i * i));
-            let line = serde_json::json!({"messages": [
-                {"role": "user", "content": ask}, {"role": "assistant", "content": say}
-            ]});
-            format!("{line}\n")
-        })
-        .collect();
     let chat = place.out("talks.jsonl");
-    std::fs::write(&chat, chats).unwrap();
+    std::fs::write(&chat, common::chats()).unwrap();
     let init = format!("{}/crates/families/tests/fixtures/gemma3", env!("CARGO_MANIFEST_DIR"));
     let tune = |name: &str, more: &[&str]| {
         let out = place.out(name);

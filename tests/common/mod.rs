@@ -137,3 +137,15 @@ pub fn names(folder: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// Invented conversations, one a line, as `train --chat` takes them.
+pub fn chats() -> String {
+    let line = |i: u32| {
+        let (ask, say) = (format!("and {i}?"), format!("it is {}.", i * i));
+        let messages = serde_json::json!({"messages": [
+            {"role": "user", "content": ask}, {"role": "assistant", "content": say}
+        ]});
+        format!("{messages}\n")
+    };
+    (0..24).map(line).collect()
+}
