@@ -80,9 +80,9 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    /// For `rows` rows of x (up to 16): tiles 0 and 1 hold their sums for sixteen outputs; tiles 2 and
-    /// 3 take `columns` bytes of each row (up to 64, a multiple of 4), tiles 4 and 5 the codes that go
-    /// with them.
+    /// For `rows` rows of x (up to 16): tiles 0, 1, 6 and 7 hold their sums for sixteen outputs; tiles 2
+    /// and 3 take `columns` bytes of each row (up to 64, a multiple of 4), tiles 4 and 5 the codes that
+    /// go with them.
     pub(crate) const fn of(rows: u8, columns: [u8; 2]) -> Shapes {
         let mut shapes = Shapes {
             palette: 1,
@@ -94,6 +94,7 @@ impl Shapes {
         let mut i = 0;
         while i < 2 {
             (shapes.rows[i], shapes.row_bytes[i]) = (rows, 64);
+            (shapes.rows[6 + i], shapes.row_bytes[6 + i]) = (rows, 64);
             (shapes.rows[2 + i], shapes.row_bytes[2 + i]) = (rows, columns[i] as u16);
             (shapes.rows[4 + i], shapes.row_bytes[4 + i]) = (columns[i] / 4, 64);
             i += 1;
@@ -139,35 +140,38 @@ pub(crate) struct Sums(pub(crate) [[i32; 16]; 16]);
 /// How far rows of x, of codes and of sums lie apart.
 const ROW: usize = 64;
 
-/// Products of signed bytes x with codes, four neighbouring codes of sixteen outputs standing together:
-/// `sums[r][n]` = Σ over k of x[r][k]·codes[k][n]. Rows of x lie 64 bytes apart.
+/// Products of signed bytes x with codes, four neighbouring codes of sixteen outputs standing together,
+/// left in a tile: sums[r][n] = start[r][n] + Σ over k of x[r][k]·codes[k][n]. Rows of x lie 64 bytes
+/// apart. A tile is stored best while the products of another are on their way: [`store`].
 macro_rules! products {
     ($(#[$doc:meta])* $name:ident, $product:literal) => {
         $(#[$doc])*
         pub(crate) mod $name {
             use super::{ROW, Sums, asm};
 
-            /// Tile 2's columns.
+            /// Tile 2's columns, in tile 0, or 1 if `ODD`.
             ///
             /// # Safety
             /// Shapes are configured; x and codes are readable in those of tiles 2 and 4.
             #[inline(always)]
-            pub(crate) unsafe fn once(x: *const i8, codes: *const u8, sums: *mut Sums) {
-                // SAFETY: reads what the caller promises, writes the 1 KiB of sums.
-                unsafe {
-                    asm!(
-                        "tilezero tmm0",
-                        "tileloadd tmm4, [{codes} + {row}*1]",
-                        "tileloadd tmm2, [{x} + {row}*1]",
-                        concat!($product, " tmm0, tmm2, tmm4"),
-                        "tilestored [{sums} + {row}*1], tmm0",
-                        codes = in(reg) codes,
-                        row = in(reg) ROW,
-                        x = in(reg) x,
-                        sums = in(reg) sums,
-                        options(nostack),
-                    );
+            pub(crate) unsafe fn once<const ODD: bool>(x: *const i8, codes: *const u8, start: &Sums) {
+                macro_rules! into {
+                    ($sums:literal) => {
+                        asm!(
+                            concat!("tileloadd ", $sums, ", [{start} + {row}*1]"),
+                            "tileloadd tmm4, [{codes} + {row}*1]",
+                            "tileloadd tmm2, [{x} + {row}*1]",
+                            concat!($product, " ", $sums, ", tmm2, tmm4"),
+                            codes = in(reg) codes,
+                            row = in(reg) ROW,
+                            x = in(reg) x,
+                            start = in(reg) start,
+                            options(nostack, readonly),
+                        )
+                    };
                 }
+                // SAFETY: reads what the caller promises.
+                unsafe { if ODD { into!("tmm1") } else { into!("tmm0") } }
             }
 
             /// Tile 2's columns, and those of tile 3 once more, from the same places.
@@ -175,24 +179,24 @@ macro_rules! products {
             /// # Safety
             /// As [`once`]; tiles 3 and 5 are no wider than 2 and 4.
             #[inline(always)]
-            pub(crate) unsafe fn twice(x: *const i8, codes: *const u8, sums: *mut Sums) {
-                // SAFETY: reads what the caller promises, writes the 1 KiB of sums.
+            pub(crate) unsafe fn twice<const ODD: bool>(x: *const i8, codes: *const u8, start: &Sums) {
+                macro_rules! into {
+                    ($sums:literal) => {
+                        asm!(
+                            "tileloadd tmm5, [{codes} + {row}*1]",
+                            "tileloadd tmm3, [{x} + {row}*1]",
+                            concat!($product, " ", $sums, ", tmm3, tmm5"),
+                            codes = in(reg) codes,
+                            row = in(reg) ROW,
+                            x = in(reg) x,
+                            options(nostack, readonly),
+                        )
+                    };
+                }
+                // SAFETY: reads what the caller promises.
                 unsafe {
-                    asm!(
-                        "tilezero tmm0",
-                        "tileloadd tmm4, [{codes} + {row}*1]",
-                        "tileloadd tmm2, [{x} + {row}*1]",
-                        concat!($product, " tmm0, tmm2, tmm4"),
-                        "tileloadd tmm5, [{codes} + {row}*1]",
-                        "tileloadd tmm3, [{x} + {row}*1]",
-                        concat!($product, " tmm0, tmm3, tmm5"),
-                        "tilestored [{sums} + {row}*1], tmm0",
-                        codes = in(reg) codes,
-                        row = in(reg) ROW,
-                        x = in(reg) x,
-                        sums = in(reg) sums,
-                        options(nostack),
-                    );
+                    once::<ODD>(x, codes, start);
+                    if ODD { into!("tmm1") } else { into!("tmm0") }
                 }
             }
         }
@@ -208,37 +212,66 @@ products!(
     signed, "tdpbssd"
 );
 
-/// As [`signed`], of tile 2's columns of x, and of tile 3's `further` bytes on, each with its own sums.
+/// As [`signed`], of tile 2's columns of x, and of tile 3's `further` bytes on, each with its own sums:
+/// the first from nothing, the second from `start`; in tiles 0 and 1, or 6 and 7 if `ODD`.
 ///
 /// # Safety
 /// As [`signed::once`]; x is readable there too.
 #[inline(always)]
-pub(crate) unsafe fn apart(
+pub(crate) unsafe fn apart<const ODD: bool>(
     x: *const i8,
     further: usize,
     codes: *const u8,
-    [first, second]: [*mut Sums; 2],
+    start: &Sums,
 ) {
-    // SAFETY: reads what the caller promises, writes 1 KiB of sums twice.
+    macro_rules! into {
+        ($first:literal, $second:literal) => {
+            asm!(
+                concat!("tilezero ", $first),
+                concat!("tileloadd ", $second, ", [{start} + {row}*1]"),
+                "tileloadd tmm4, [{codes} + {row}*1]",
+                "tileloadd tmm2, [{x} + {row}*1]",
+                concat!("tdpbssd ", $first, ", tmm2, tmm4"),
+                "tileloadd tmm3, [{y} + {row}*1]",
+                concat!("tdpbssd ", $second, ", tmm3, tmm4"),
+                codes = in(reg) codes,
+                row = in(reg) ROW,
+                x = in(reg) x,
+                y = in(reg) x.wrapping_add(further),
+                start = in(reg) start,
+                options(nostack, readonly),
+            )
+        };
+    }
+    // SAFETY: reads what the caller promises.
+    unsafe { if ODD { into!("tmm6", "tmm7") } else { into!("tmm0", "tmm1") } }
+}
+
+/// Stores tile `TILE` of sums: 0, 1, 6 or 7.
+///
+/// # Safety
+/// Shapes are configured; `sums` is writable.
+#[inline(always)]
+pub(crate) unsafe fn store<const TILE: usize>(sums: *mut Sums) {
+    macro_rules! tile {
+        ($tile:literal) => {
+            asm!(
+                concat!("tilestored [{sums} + {row}*1], ", $tile),
+                row = in(reg) ROW,
+                sums = in(reg) sums,
+                options(nostack),
+            )
+        };
+    }
+    const { assert!(matches!(TILE, 0 | 1 | 6 | 7)) };
+    // SAFETY: writes the 1 KiB of sums.
     unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tileloadd tmm4, [{codes} + {row}*1]",
-            "tileloadd tmm2, [{x} + {row}*1]",
-            "tdpbssd tmm0, tmm2, tmm4",
-            "tileloadd tmm3, [{y} + {row}*1]",
-            "tdpbssd tmm1, tmm3, tmm4",
-            "tilestored [{first} + {row}*1], tmm0",
-            "tilestored [{second} + {row}*1], tmm1",
-            codes = in(reg) codes,
-            row = in(reg) ROW,
-            x = in(reg) x,
-            y = in(reg) x.wrapping_add(further),
-            first = in(reg) first,
-            second = in(reg) second,
-            options(nostack),
-        );
+        match TILE {
+            0 => tile!("tmm0"),
+            1 => tile!("tmm1"),
+            6 => tile!("tmm6"),
+            _ => tile!("tmm7"),
+        }
     }
 }
 
@@ -337,19 +370,24 @@ mod tests {
             for is_signed in [false, true] {
                 let mut sums = [Sums([[-1; 16]; 16]); 4];
                 let [once, twice, first, second] = &mut sums;
+                let start = Sums([[7; 16]; 16]);
                 // SAFETY: tiles are there; the slices hold the shapes.
                 unsafe {
                     Shapes::of(rows, [wide, narrow]).configure();
                     let (x, codes) = (x.as_ptr(), codes.as_ptr());
                     if is_signed {
-                        signed::once(x, codes, once);
-                        signed::twice(x, codes, twice);
+                        signed::once::<false>(x, codes, &start);
+                        signed::twice::<true>(x, codes, &start);
                     } else {
-                        unsigned::once(x, codes, once);
-                        unsigned::twice(x, codes, twice);
+                        unsigned::once::<false>(x, codes, &start);
+                        unsigned::twice::<true>(x, codes, &start);
                     }
+                    store::<0>(once);
+                    store::<1>(twice);
                     Shapes::of(rows, [narrow, narrow]).configure();
-                    apart(x, 32, codes, [first, second]);
+                    apart::<true>(x, 32, codes, &start);
+                    store::<6>(first);
+                    store::<7>(second);
                     release();
                 }
                 for r in 0..16 {
@@ -358,10 +396,10 @@ mod tests {
                         let signed = |from| right(true, from, r, n, narrow);
                         let expected = match r < rows.into() {
                             true => [
-                                here(0, wide),
-                                here(0, wide) + here(0, narrow),
+                                7 + here(0, wide),
+                                7 + here(0, wide) + here(0, narrow),
                                 signed(0),
-                                signed(32),
+                                7 + signed(32),
                             ],
                             false => [-1; 4],
                         };

@@ -142,17 +142,26 @@ mod x86 {
             // SAFETY: the caller has AVX-512 BW.
             unsafe { Vnni(_mm512_sub_epi8(self.0, _mm512_set1_epi8(zero.cast_signed()))) }
         }
-        /// Bytes times eight or sixteen, which fits a byte.
+        /// Bytes times eight, which fits a byte.
         #[inline(always)]
-        pub(in super::super) unsafe fn times(self, bits: u32) -> Vnni {
+        pub(in super::super) unsafe fn times_8(self) -> Vnni {
             // SAFETY: the caller has AVX-512 BW.
             unsafe {
-                let (shifted, kept) = match bits {
-                    4 => (_mm512_slli_epi16::<4>(self.0), 0xF0u8),
-                    _ => (_mm512_slli_epi16::<3>(self.0), 0xF8),
-                };
-                Vnni(_mm512_and_si512(shifted, _mm512_set1_epi8(kept.cast_signed())))
+                let kept = _mm512_set1_epi8(0xF8u8.cast_signed());
+                Vnni(_mm512_and_si512(_mm512_slli_epi16::<3>(self.0), kept))
             }
+        }
+        /// Sixteen times the low four bits of each byte.
+        #[inline(always)]
+        pub(in super::super) unsafe fn low_times_16(self) -> Vnni {
+            // SAFETY: the caller has AVX-512 BW.
+            unsafe { Vnni(_mm512_slli_epi16::<4>(self.0)).high_times_16() }
+        }
+        /// Sixteen times the high four bits of each byte.
+        #[inline(always)]
+        pub(in super::super) unsafe fn high_times_16(self) -> Vnni {
+            // SAFETY: the caller has AVX-512.
+            unsafe { Vnni(_mm512_and_si512(self.0, _mm512_set1_epi8(0xF0u8.cast_signed()))) }
         }
         #[inline(always)]
         pub(in super::super) fn bits(self) -> __m512i {
