@@ -10,6 +10,7 @@ use crate::lanes::{LANES, Lanes, stamp};
 use crate::split::Split;
 use crate::team::Team;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Columns a packed panel is wide.
 pub(crate) const PANEL: usize = 64;
@@ -17,6 +18,12 @@ pub(crate) const PANEL: usize = 64;
 const K_BLOCK: usize = 128;
 /// Rows a task takes at most when rows are shared out, and half as many where rows are few.
 const ROW_TASK: usize = 132;
+/// A stride, in values, from which a block is copied together before it is read.
+const FAR: usize = 256;
+/// Rows of C from which the workers copy a block of B once for all.
+const SHARED_ROWS: usize = 48;
+/// Panels of such a block at most.
+const SHARED_PANELS: usize = 16;
 
 /// A matrix to read: element (i, j) stands at `i·row_stride + j·col_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -157,96 +164,180 @@ pub fn matmul(
     if let Init::Bias(bias) = init {
         assert_eq!(bias.len(), n, "a bias a column");
     }
-    let panels = n.div_ceil(PANEL);
-    let many = m.div_ceil(ROW_TASK) >= 4 * team.threads();
-    let row_tasks = m.div_ceil(if many { ROW_TASK } else { ROW_TASK / 2 });
-    let row_task = m.div_ceil(row_tasks).next_multiple_of(6);
-    // Few rows: share out the panels as well.
-    let panel_tasks = if row_tasks >= 4 * team.threads() { 1 } else { panels };
     let c = Split::new(c);
-    team.tasks(row_tasks * panel_tasks, |task| {
-        let (rt, pt) = (task / panel_tasks, task % panel_tasks);
-        let rows = m.min(rt * row_task)..m.min((rt + 1) * row_task);
-        let panel_range = if panel_tasks == 1 { 0..panels } else { pt..pt + 1 };
-        let mut scratch = Scratch::new();
-        for k0 in (0..k.max(1)).step_by(K_BLOCK) {
-            let depth = K_BLOCK.min(k - k0);
-            // SAFETY: A, B and C were checked above; tasks write apart blocks of C.
-            unsafe {
-                let first = rows.start * a.row_stride + k0 * a.col_stride;
-                let mut block_a = Strided {
-                    start: a.data.as_ptr().add(first),
-                    row: a.row_stride,
-                    col: a.col_stride,
-                };
-                if a.row_stride == 1 && a.col_stride > 256 && rows.len() > 1 {
-                    block_a = scratch.gather_a(block_a, rows.len(), depth);
-                }
-                for p in panel_range.clone() {
-                    let width = (n - p * PANEL).min(PANEL);
-                    let (mut block_b, mut b_stride) = match columns {
-                        Columns::Rows { stride } => {
-                            (b.data.as_ptr().add(k0 * stride + p * PANEL), stride)
+    let product = Product { a, b: b.data, columns, init, n, c: &c, c_stride, c_from };
+    match columns {
+        Columns::Rows { stride } if stride > FAR && m >= SHARED_ROWS => {
+            product.from_shared_blocks(team, stride);
+        }
+        _ => product.from_b(team),
+    }
+}
+
+/// A product whose shapes fit.
+struct Product<'a> {
+    a: Mat<'a>,
+    b: &'a [f32],
+    columns: Columns,
+    init: Init<'a>,
+    n: usize,
+    c: &'a Split<'a, f32>,
+    c_stride: usize,
+    c_from: usize,
+}
+
+impl Product<'_> {
+    /// Each task reads B where it stands.
+    fn from_b(&self, team: &Team) {
+        let (m, k) = (self.a.rows, self.a.cols);
+        let panels = self.n.div_ceil(PANEL);
+        let row_task = row_task(m, team.threads());
+        let row_tasks = m.div_ceil(row_task);
+        // Few rows: share out the panels as well.
+        let panel_tasks = if row_tasks >= 4 * team.threads() { 1 } else { panels };
+        team.tasks(row_tasks * panel_tasks, |task| {
+            let (rt, pt) = (task / panel_tasks, task % panel_tasks);
+            let rows = m.min(rt * row_task)..m.min((rt + 1) * row_task);
+            let panels = if panel_tasks == 1 { 0..panels } else { pt..pt + 1 };
+            let mut scratch = Scratch::new();
+            let mut gathered = Room::<{ K_BLOCK * PANEL }>::new();
+            for k0 in (0..k.max(1)).step_by(K_BLOCK) {
+                let depth = K_BLOCK.min(k - k0);
+                // SAFETY: A, B and C were checked; tasks write apart blocks of C.
+                unsafe {
+                    self.block(&rows, panels.clone(), k0, &mut scratch, |p| {
+                        let (from, stride) = match self.columns {
+                            Columns::Rows { stride } => (k0 * stride + p * PANEL, stride),
+                            Columns::Panels => {
+                                let padded = panel_width(self.n, p);
+                                (p * PANEL * k + k0 * padded, padded)
+                            }
+                        };
+                        let from = self.b.as_ptr().add(from);
+                        if stride <= FAR || rows.len() < 12 {
+                            return (from, stride);
                         }
-                        Columns::Panels => {
-                            let padded = panel_width(n, p);
-                            (b.data.as_ptr().add(p * PANEL * k + k0 * padded), padded)
-                        }
-                    };
-                    if b_stride > 256 && rows.len() >= 12 {
-                        (block_b, b_stride) = scratch.gather_b(block_b, b_stride, width, depth);
-                    }
-                    let start = match init {
-                        _ if k0 > 0 => Init::Keep,
-                        Init::Bias(bias) => Init::Bias(&bias[p * PANEL..p * PANEL + width]),
-                        other => other,
-                    };
-                    let c = c.pointer().add(rows.start * c_stride + c_from + p * PANEL);
-                    block(block_a, block_b, b_stride, c, c_stride, rows.len(), width, depth, start);
+                        let (to, width) = (gathered.start(), self.width(p));
+                        gather_raw(from, stride, to, PANEL, width, depth);
+                        (to.cast_const(), PANEL)
+                    });
                 }
             }
-        }
-    });
-}
-
-/// Blocks of A and B, copied together; memory that is never read before it is written.
-struct Scratch {
-    a: MaybeUninit<[f32; K_BLOCK * ROW_TASK]>,
-    b: MaybeUninit<[f32; K_BLOCK * PANEL]>,
-}
-
-impl Scratch {
-    #[inline(always)]
-    fn new() -> Scratch {
-        Scratch { a: MaybeUninit::uninit(), b: MaybeUninit::uninit() }
+        });
     }
 
+    /// The workers copy a block of B together, whose rows stand far apart, then all read it.
+    fn from_shared_blocks(&self, team: &Team, stride: usize) {
+        let (m, k) = (self.a.rows, self.a.cols);
+        let panels = self.n.div_ceil(PANEL);
+        let together = panels.div_ceil(panels.div_ceil(SHARED_PANELS));
+        let row_task = row_task(m, team.threads());
+        let mut room = Room::<{ K_BLOCK * PANEL * SHARED_PANELS }>::new();
+        let room = Split::new(&mut room.0);
+        for first in (0..panels).step_by(together) {
+            let some = first..panels.min(first + together);
+            for k0 in (0..k.max(1)).step_by(K_BLOCK) {
+                let depth = K_BLOCK.min(k - k0);
+                let place = |p: usize| {
+                    room.pointer().wrapping_add((p - first) * K_BLOCK * PANEL).cast::<f32>()
+                };
+                team.tasks(some.len(), |i| {
+                    let p = first + i;
+                    // SAFETY: B was checked; each task fills its own panel.
+                    unsafe {
+                        let from = self.b.as_ptr().add(k0 * stride + p * PANEL);
+                        gather_raw(from, stride, place(p), PANEL, self.width(p), depth);
+                    }
+                });
+                team.tasks(m.div_ceil(row_task), |task| {
+                    let rows = m.min(task * row_task)..m.min((task + 1) * row_task);
+                    let of = |p| (place(p).cast_const(), PANEL);
+                    // SAFETY: A and C were checked, the panels are filled; tasks write apart rows.
+                    unsafe { self.block(&rows, some.clone(), k0, &mut Scratch::new(), of) }
+                });
+            }
+        }
+    }
+
+    /// Columns of panel p.
+    fn width(&self, p: usize) -> usize {
+        (self.n - p * PANEL).min(PANEL)
+    }
+
+    /// Some rows of C and some panels: the steps of K from `k0` on. `b_of` a panel: the address and
+    /// the stride of its rows in these steps.
+    ///
+    /// # Safety
+    /// The shapes were checked; nobody else writes this block of C.
+    #[inline(always)]
+    unsafe fn block(
+        &self,
+        rows: &Range<usize>,
+        panels: Range<usize>,
+        k0: usize,
+        scratch: &mut Scratch,
+        mut b_of: impl FnMut(usize) -> (*const f32, usize),
+    ) {
+        let depth = K_BLOCK.min(self.a.cols - k0);
+        // SAFETY: inside the matrices by the contract.
+        unsafe {
+            let a = self.a;
+            let start = a.data.as_ptr().add(rows.start * a.row_stride + k0 * a.col_stride);
+            let mut block_a = Strided { start, row: a.row_stride, col: a.col_stride };
+            if a.row_stride == 1 && a.col_stride > FAR && rows.len() > 1 {
+                block_a = scratch.gather_a(block_a, rows.len(), depth);
+            }
+            for p in panels {
+                let width = self.width(p);
+                let (b, stride) = b_of(p);
+                let init = match self.init {
+                    _ if k0 > 0 => Init::Keep,
+                    Init::Bias(bias) => Init::Bias(&bias[p * PANEL..p * PANEL + width]),
+                    other => other,
+                };
+                let at = rows.start * self.c_stride + self.c_from + p * PANEL;
+                let c = self.c.pointer().add(at);
+                block(block_a, b, stride, c, self.c_stride, rows.len(), width, depth, init);
+            }
+        }
+    }
+}
+
+/// Rows of a task: many enough that a panel of B pays, few enough that all have work.
+fn row_task(m: usize, threads: usize) -> usize {
+    let many = m.div_ceil(ROW_TASK) >= 4 * threads;
+    let tasks = m.div_ceil(if many { ROW_TASK } else { ROW_TASK / 2 });
+    m.div_ceil(tasks).next_multiple_of(6)
+}
+
+/// Lines of vectors; memory that is never read before it is written.
+#[repr(align(64))]
+struct Room<const LEN: usize>([MaybeUninit<f32>; LEN]);
+
+impl<const LEN: usize> Room<LEN> {
+    #[inline(always)]
+    fn new() -> Self {
+        Room([const { MaybeUninit::uninit() }; LEN])
+    }
+
+    fn start(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// A block of A, copied together.
+type Scratch = Room<{ K_BLOCK * ROW_TASK }>;
+
+impl Scratch {
     /// Columns of A as lines of neighbouring rows.
     ///
     /// # Safety
     /// `a.row` is 1; at most ROW_TASK rows and K_BLOCK columns are readable.
     unsafe fn gather_a(&mut self, a: Strided, rows: usize, depth: usize) -> Strided {
-        let to = self.a.as_mut_ptr().cast::<f32>();
+        let to = self.start();
         // SAFETY: inside both by the contract.
         unsafe { gather_raw(a.start, a.col, to, ROW_TASK, rows, depth) };
         Strided { start: to, row: 1, col: ROW_TASK }
-    }
-
-    /// Rows of a panel of B, end to end.
-    ///
-    /// # Safety
-    /// At most PANEL columns and K_BLOCK rows are readable.
-    unsafe fn gather_b(
-        &mut self,
-        b: *const f32,
-        stride: usize,
-        width: usize,
-        depth: usize,
-    ) -> (*const f32, usize) {
-        let to = self.b.as_mut_ptr().cast::<f32>();
-        // SAFETY: inside both by the contract.
-        unsafe { gather_raw(b, stride, to, PANEL, width, depth) };
-        (to.cast_const(), PANEL)
     }
 }
 

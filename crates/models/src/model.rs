@@ -3,7 +3,7 @@
 use crate::rnn::Rnn;
 use crate::runner::Pass;
 use crate::transformer::Transformer;
-use crate::units::Residence;
+use crate::units::{Packing, Residence};
 use crate::{ConfigError, ModelConfig};
 use ledger::Plan;
 use std::sync::Arc;
@@ -59,7 +59,6 @@ pub(crate) struct Parts<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) network: &'a Network,
     pub(crate) head: Head,
-    pub(crate) residence: Residence,
 }
 
 pub(crate) fn build(config: &ModelConfig) -> Result<(Network, Head, Layout), Error> {
@@ -116,14 +115,14 @@ impl Model {
 
     /// All but the weights.
     pub(crate) fn parts(&self) -> Parts<'_> {
-        let Model { config, network, head, residence, .. } = self;
-        Parts { config, network, head: *head, residence: *residence }
+        let Model { config, network, head, .. } = self;
+        Parts { config, network, head: *head }
     }
 
     /// All but the weights, and these, to be changed.
     pub(crate) fn split_mut(&mut self) -> (Parts<'_>, &mut Parameters) {
-        let Model { config, network, head, weights, residence } = self;
-        (Parts { config, network, head: *head, residence: *residence }, weights)
+        let Model { config, network, head, weights, .. } = self;
+        (Parts { config, network, head: *head }, weights)
     }
 
     /// Where its weights are.
@@ -197,9 +196,17 @@ impl Network {
         }
     }
 
-    pub(crate) fn packed_len(&self, residence: Residence) -> usize {
+    /// How its matrices are packed.
+    pub(crate) fn packing(&self, training: bool) -> Packing {
         match self {
-            Network::Transformer(n) => n.packed_len(residence),
+            Network::Transformer(_) if training => Packing::ByUnit,
+            _ => Packing::Whole,
+        }
+    }
+
+    pub(crate) fn packed_len(&self, packing: Packing) -> usize {
+        match self {
+            Network::Transformer(n) => n.packed_len(packing),
             Network::Rnn(n) => n.packed_len(),
         }
     }

@@ -109,7 +109,7 @@ impl Rnn {
         past: &mut Past<'_>,
         slots: &mut RnnSlots<Buffer<f32>>,
     ) {
-        course.fetch(0, None, |_, _, _| ());
+        course.fetch(0, None);
         let (pass, packed) = &course.parts(0);
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, n) = (batch.rows(), self.width());

@@ -8,7 +8,7 @@ use crate::model::{Model, Network, Parts, build};
 use crate::rnn::RnnSlots;
 use crate::slots::slots;
 use crate::transformer::TransformerSlots;
-use crate::units::{Course, Keeper, Residence, Source};
+use crate::units::{Course, Keeper, Packing, Residence, Source};
 use crate::{ModelConfig, Recompute, frozen, model};
 use kernels::{
     HalfKind, HeadOutput, HeadShape, Team, head_cross_entropy, head_logits, head_workspace,
@@ -53,8 +53,6 @@ pub struct Training {
     pub recompute: Recompute,
     /// In which 16 bits products are taken, where they are.
     pub half: Option<HalfKind>,
-    /// Where the weights are.
-    pub residence: Residence,
 }
 
 /// Room that operations work in beside a network's own buffers.
@@ -138,7 +136,7 @@ fn specs(
     network: &Network,
     config: &ModelConfig,
     w: &Workload,
-    Training { recompute, half, residence }: Training,
+    Training { recompute, half }: Training,
 ) -> (NetworkSlots<Spec>, OuterSlot<Spec>) {
     let inner = match network {
         Network::Transformer(n) => {
@@ -162,7 +160,10 @@ fn specs(
     let head =
         head.max(if frozen { frozen::head_work(w.rows, width, vocab, w.threads) } else { 0 });
     let outer = OuterSlot {
-        packed: work("packed matrices", half.map_or(network.packed_len(residence), |_| 0)),
+        packed: work(
+            "packed matrices",
+            half.map_or(network.packed_len(network.packing(w.training)), |_| 0),
+        ),
         rounded: work("rounded rows", network.rounded_len(w.rows)),
         work: work("adapters", network.work_len(w.rows, w.training)),
         head: work("head chunk", head),
@@ -287,7 +288,7 @@ impl Runner {
         }
         let workload = Workload { threads: team.threads(), ..workload };
         let half = model.weights().halves_kind();
-        let training = Training { recompute, half, residence: model.residence() };
+        let training = Training { recompute, half };
         let (inner, outer) = specs(&model.network, model.config(), &workload, training);
         let mut allocate = |spec: Spec| Buffer::new(&spec).map_err(model::Error::Memory);
         Ok(Runner {
@@ -321,13 +322,14 @@ impl Runner {
     ) {
         assert!(batch.rows() <= self.workload.rows, "a batch fits the workload");
         assert!(batch.sequences.len() <= self.workload.sequences, "a batch fits the workload");
-        if !self.packed && parts.residence == Residence::Whole {
+        let packing = parts.network.packing(self.workload.training);
+        if !self.packed && packing == Packing::Whole {
             let pass = Pass { team: &self.team, weights: source.weights(), batch, dropout };
             parts.network.pack(&pass, &mut self.outer.packed);
             self.packed = true;
         }
-        let (team, residence, room) = (&*self.team, parts.residence, self.outer.room());
-        let course = &mut Course { team, batch, dropout, source, residence, room };
+        let (team, room) = (&*self.team, self.outer.room());
+        let course = &mut Course { team, batch, dropout, source, packing, room };
         match (parts.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => n.forward(course, past, s),
             (Network::Rnn(n), NetworkSlots::Rnn(s)) => n.forward(course, past, s),
@@ -403,9 +405,10 @@ impl Runner {
                 &mut self.outer.head,
             );
         }
-        let (team, residence, room) = (&*self.team, parts.residence, self.outer.room());
+        let packing = parts.network.packing(self.workload.training);
+        let (team, room) = (&*self.team, self.outer.room());
         let source = &mut source;
-        let course = &mut Course { team, batch, dropout, source, residence, room };
+        let course = &mut Course { team, batch, dropout, source, packing, room };
         match (parts.network, &mut self.slots) {
             (Network::Transformer(n), NetworkSlots::Transformer(s)) => {
                 n.backward(course, gradients, s)

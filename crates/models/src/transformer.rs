@@ -8,7 +8,7 @@
 use crate::cache::Past;
 use crate::runner::{Pass, all_finite};
 use crate::slots::slots;
-use crate::units::{Course, Residence};
+use crate::units::{Course, Packing};
 use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
     AttentionShape, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign, attention_backward,
@@ -147,9 +147,18 @@ struct Desk<'a, 'p> {
 }
 
 impl Layer {
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        [&self.qkv, &self.out].into_iter().chain(self.mlp.linears())
+    }
+
+    /// Whether adapters add to what its matrices compute.
+    fn is_adapted(&self) -> bool {
+        self.linears().any(Linear::is_adapted)
+    }
+
     /// Packs its matrices; `packed` begins at `from` among the packed forms of all layers.
     fn pack(&self, team: &Team, weights: &Parameters, packed: &mut [f32], from: usize) {
-        for linear in [&self.qkv, &self.out].into_iter().chain(self.mlp.linears()) {
+        for linear in self.linears() {
             linear.pack(team, weights, packed, from);
         }
     }
@@ -301,10 +310,10 @@ impl Transformer {
     }
 
     /// Values of the packed forms of all layers, or of one.
-    pub(crate) fn packed_len(&self, residence: Residence) -> usize {
-        match residence {
-            Residence::Whole => self.packed_len,
-            Residence::ByUnit => self.layers.iter().map(|l| l.packed.len()).max().unwrap_or(0),
+    pub(crate) fn packed_len(&self, packing: Packing) -> usize {
+        match packing {
+            Packing::Whole => self.packed_len,
+            Packing::ByUnit => self.layers.iter().map(|l| l.packed.len()).max().unwrap_or(0),
         }
     }
 
@@ -344,11 +353,21 @@ impl Transformer {
         unit: usize,
         next: Option<usize>,
     ) -> (Pass<'c>, Packed<'c>) {
+        course.fetch(unit, next);
         let layer = unit.checked_sub(1).and_then(|i| self.layers.get(i));
-        let from = layer.map_or(0, |layer| layer.packed.start);
-        course.fetch(unit, next, |team, weights, packed| {
-            layer.into_iter().for_each(|layer| layer.pack(team, weights, packed, from));
-        });
+        course.parts(layer.map_or(0, |layer| layer.packed.start))
+    }
+
+    /// The same for layer i, whose forward pass is to come.
+    fn enter_forward<'c>(
+        &self,
+        course: &'c mut Course,
+        (i, layer): (usize, &Layer),
+        next: Option<usize>,
+    ) -> (Pass<'c>, Packed<'c>) {
+        course.fetch(i + 1, next);
+        let from = layer.packed.start;
+        course.pack(|team, weights, packed| layer.pack(team, weights, packed, from));
         course.parts(from)
     }
 
@@ -497,7 +516,7 @@ impl Transformer {
             }
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            let (pass, packed) = &self.enter(course, i + 1, Some(i + 2));
+            let (pass, packed) = &self.enter_forward(course, (i, layer), Some(i + 2));
             let (x, desk) = &mut shared.desk(packed, rows * c);
             if let Some(input) = inputs.get_mut(i) {
                 keep(pass.team, input, x);
@@ -645,11 +664,16 @@ impl Transformer {
         // What stands in a slot that layers share is the last layer's.
         let again = |slots: usize, i: usize| slots < self.layers.len() && i < last;
         for (i, layer) in self.layers.iter().enumerate().rev() {
-            let (pass, packed) = &self.enter(course, i + 1, (i > 0).then_some(i));
-            let input = &inputs[i][..rows * c];
+            let next = (i > 0).then_some(i);
             let attention_again = again(attention.len(), i);
-            let (attention, mlp_again) = (slot_of(attention, i), again(mlp.len(), i));
-            let mlp = slot_of(mlp, i);
+            let mlp_again = again(mlp.len(), i);
+            let (pass, packed) = &if attention_again || mlp_again || layer.is_adapted() {
+                self.enter_forward(course, (i, layer), next)
+            } else {
+                self.enter(course, i + 1, next)
+            };
+            let input = &inputs[i][..rows * c];
+            let (attention, mlp) = (slot_of(attention, i), slot_of(mlp, i));
             if mlp_again {
                 self.layer_again(pass, packed, (i, layer), attention, mlp, input, shared);
             }

@@ -11,9 +11,8 @@ use tensor::{Layout, Packed, Parameters};
 
 /// Brings a unit's weights to their place and takes its gradients away.
 pub trait Keeper {
-    /// Unit `unit` is read next, and `next` after it. Answers whether its weights came to their place
-    /// just now: whatever was made of what stood there is to be made again.
-    fn fetch(&mut self, weights: &mut Parameters, unit: usize, next: Option<usize>) -> bool;
+    /// Unit `unit` is read next, and `next` after it.
+    fn fetch(&mut self, weights: &mut Parameters, unit: usize, next: Option<usize>);
 
     /// The batch has added all that it adds to the gradients of `unit`.
     fn reduce(&mut self, gradients: &mut Parameters, unit: usize);
@@ -26,6 +25,16 @@ pub enum Residence {
     #[default]
     Whole,
     /// Those of some units at a time, brought by a [`Keeper`].
+    ByUnit,
+}
+
+/// When matrices take the form that the forward pass reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// All of them, after weights have changed.
+    Whole,
+    /// Those of a unit each time that it is read, in room for one unit: weights that change with every
+    /// step are read once between, and those of other units may not be there.
     ByUnit,
 }
 
@@ -81,10 +90,9 @@ impl Source<'_> {
         }
     }
 
-    fn fetch(&mut self, unit: usize, next: Option<usize>) -> bool {
-        match self {
-            Source::Whole(_) => false,
-            Source::Kept(weights, keeper) => keeper.fetch(weights, unit, next),
+    fn fetch(&mut self, unit: usize, next: Option<usize>) {
+        if let Source::Kept(weights, keeper) = self {
+            keeper.fetch(weights, unit, next);
         }
     }
 
@@ -101,27 +109,26 @@ pub(crate) struct Course<'a, 's> {
     pub(crate) batch: &'a Batch,
     pub(crate) dropout: Option<Dropout>,
     pub(crate) source: &'a mut Source<'s>,
-    pub(crate) residence: Residence,
+    pub(crate) packing: Packing,
     pub(crate) room: runner::Room<'a>,
 }
 
 impl Course<'_, '_> {
-    /// Sees that a unit's weights are in place; `next` is read after it. `pack` writes the packed
-    /// forms of its matrices where they have come just now.
-    pub(crate) fn fetch(
-        &mut self,
-        unit: usize,
-        next: Option<usize>,
-        pack: impl FnOnce(&Team, &Parameters, &mut [f32]),
-    ) {
-        if self.source.fetch(unit, next) && self.residence == Residence::ByUnit {
+    /// Sees that a unit's weights are in place; `next` is read after it.
+    pub(crate) fn fetch(&mut self, unit: usize, next: Option<usize>) {
+        self.source.fetch(unit, next);
+    }
+
+    /// Has `pack` write the packed forms of a unit's matrices, where that is done as it is read.
+    pub(crate) fn pack(&mut self, pack: impl FnOnce(&Team, &Parameters, &mut [f32])) {
+        if self.packing == Packing::ByUnit {
             pack(self.team, self.source.weights(), self.room.packed);
         }
     }
 
     /// What operations read; `from`: where the unit's packed forms begin among those of all.
     pub(crate) fn parts(&mut self, from: usize) -> (Pass<'_>, Packed<'_>) {
-        let from = if self.residence == Residence::ByUnit { from } else { 0 };
+        let from = if self.packing == Packing::ByUnit { from } else { 0 };
         let packed = Packed {
             matrices: &*self.room.packed,
             from,

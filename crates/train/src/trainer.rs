@@ -10,7 +10,7 @@ use crate::saved;
 use crate::zero::{Piece, Place, ShardMap, Shared, Stage, Sums, Zero, memory_of};
 use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
-use models::{Batch, Dropout, Model, ModelConfig, Residence, Runner, Training, Workload};
+use models::{Batch, Dropout, Model, ModelConfig, Runner, Training, Workload};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -106,9 +106,7 @@ impl Trainer {
         } else {
             plan.extend(memory.plan_moments());
         }
-        let by_unit = place.stage == Stage::Three;
-        let residence = if by_unit { Residence::ByUnit } else { Residence::Whole };
-        let training = Training { recompute: shape.recompute, half, residence };
+        let training = Training { recompute: shape.recompute, half };
         plan.extend(Runner::plan_training(&config.model, &workload, training)?);
         Ok(plan)
     }

@@ -74,6 +74,11 @@ impl Linear {
         self.adapters.push(adapter);
     }
 
+    /// Whether something adds to what it computes.
+    pub fn is_adapted(&self) -> bool {
+        !self.adapters.is_empty()
+    }
+
     /// Inputs.
     pub fn inputs(&self) -> usize {
         self.inputs

@@ -437,16 +437,15 @@ fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>) -> Vec<Spot> {
 }
 
 impl Keeper for Zero {
-    fn fetch(&mut self, weights: &mut Parameters, unit: usize, next: Option<usize>) -> bool {
+    fn fetch(&mut self, weights: &mut Parameters, unit: usize, next: Option<usize>) {
         if !self.is_three() || self.lost.is_some() {
-            return false;
+            return;
         }
         let missing = |zero: &Zero, unit: usize| {
             let map = &zero.map.units[unit];
             map.len > 0 && zero.holds[map.turn] != Some(unit)
         };
-        let came = missing(self, unit);
-        if came {
+        if missing(self, unit) {
             let pending = match self.coming.take() {
                 Some((other, pending)) if other == unit => Some(pending),
                 Some((_, unwanted)) => {
@@ -464,7 +463,6 @@ impl Keeper for Zero {
         {
             self.coming = Some((next, pending));
         }
-        came
     }
 
     fn reduce(&mut self, gradients: &mut Parameters, unit: usize) {
