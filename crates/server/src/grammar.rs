@@ -136,14 +136,14 @@ impl Grammars {
         grammar: &Grammar,
         count: usize,
         tokenizer: &Tokenizer,
-        (vocabulary, end): (usize, Option<u32>),
+        (vocabulary, ends): (usize, &[u32]),
     ) -> Result<Vec<Box<dyn Constraint>>, ApiError> {
         let wrong = |what: String| {
             let what = what.lines().next().unwrap_or_default().to_owned();
             ApiError::field("structured_outputs", format!("the grammar cannot be used: {what}"))
                 .code("invalid_grammar")
         };
-        let Some(end) = end else {
+        let Some(&end) = ends.first() else {
             return Err(wrong("this model has no token that ends an answer".to_owned()));
         };
         let factory = self.factory.get_or_init(|| factory(tokenizer, vocabulary, end));
@@ -154,7 +154,8 @@ impl Grammars {
             return Err(wrong(what));
         }
         let one = |_| -> Box<dyn Constraint> {
-            Box::new(AtWork { matcher: matcher.deep_clone(), mask: SimpleVob::new() })
+            let (matcher, mask) = (matcher.deep_clone(), SimpleVob::new());
+            Box::new(AtWork { matcher, mask, ends: ends.to_vec() })
         };
         Ok((0..count).map(one).collect())
     }
@@ -173,11 +174,16 @@ fn factory(tokenizer: &Tokenizer, vocabulary: usize, end: u32) -> Result<ParserF
 struct AtWork {
     matcher: Matcher,
     mask: SimpleVob,
+    /// The tokens that end an answer; the grammar knows the first.
+    ends: Vec<u32>,
 }
 
 impl Constraint for AtWork {
     fn mask(&mut self) -> Result<&[u32], String> {
         self.mask = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        if self.ends.first().is_some_and(|&end| self.mask.is_allowed(end)) {
+            self.ends.iter().for_each(|&end| self.mask.allow_token(end));
+        }
         Ok(self.mask.as_slice())
     }
 

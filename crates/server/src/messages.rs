@@ -4,10 +4,11 @@ use crate::app::{App, UnderWay};
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field, name_of};
+use crate::heard::{Called, Part, Said};
 use crate::prompt::{self, Turn};
 use crate::sampling::SAMPLING;
 use crate::talk::{Asked, Dialect, Told, counts, talk};
-use crate::tools::{Part, Tools, Written};
+use crate::tools::{Tools, Written};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use engine::Finish;
@@ -187,17 +188,20 @@ impl Shape {
     }
 }
 
-/// A part as a block of the content; a call's input is left out where it comes in pieces.
-fn block(part: &Part, with_input: bool) -> Value {
-    match part {
-        Part::Text(text) => json!({ "type": "text", "text": text }),
-        Part::Call(called) => {
-            let input = serde_json::from_str::<Value>(&called.arguments).ok();
-            let input = input.filter(|_| with_input).unwrap_or_else(|| json!({}));
-            let id = format!("toolu_{}", called.id);
-            json!({ "type": "tool_use", "id": id, "name": called.name, "input": input })
+/// A part as a block of the content.
+fn block(said: &Said) -> Value {
+    match said {
+        Said::Text(text) => json!({ "type": "text", "text": text }),
+        Said::Call(called) => {
+            let input = serde_json::from_str::<Value>(&called.arguments);
+            begun(called, input.unwrap_or_else(|_| json!({})))
         }
     }
+}
+
+fn begun(called: &Called, input: Value) -> Value {
+    let id = format!("toolu_{}", called.id);
+    json!({ "type": "tool_use", "id": id, "name": called.name, "input": input })
 }
 
 fn reason(told: &Told) -> Value {
@@ -216,7 +220,7 @@ impl Dialect for Shape {
     }
 
     fn whole(&self, told: &Told, call: &Call) -> Value {
-        let content = told.said().iter().map(|part| block(part, true)).collect();
+        let content = told.whole().iter().map(block).collect();
         let mut message = self.message(content, call);
         message["stop_reason"] = reason(told);
         message["stop_sequence"] = json!(told.stop);
@@ -237,16 +241,17 @@ impl Dialect for Shape {
                 }
                 pieces.push(self.delta(&json!({ "type": "text_delta", "text": text })));
             }
-            Part::Call(called) => {
+            Part::Begin(called) => {
                 if self.in_text {
                     pieces.push(self.end());
                 }
-                pieces.push(self.begin(&block(part, false)));
-                let json = &called.arguments;
-                let delta = json!({ "type": "input_json_delta", "partial_json": json });
-                pieces.push(self.delta(&delta));
-                pieces.push(self.end());
+                pieces.push(self.begin(&begun(called, json!({}))));
             }
+            Part::Arguments(more) => {
+                let delta = json!({ "type": "input_json_delta", "partial_json": more });
+                pieces.push(self.delta(&delta));
+            }
+            Part::End | Part::Broken(_) => pieces.push(self.end()),
         }
         pieces
     }

@@ -133,6 +133,7 @@ impl Sampling {
     pub fn with_tools(self, app: &App, tools: &Tools) -> Result<Self, ApiError> {
         match (tools.grammar(app)?, &self.grammar) {
             (None, _) => Ok(self),
+            (Some(_), Some(_)) if !tools.are_forced() => Ok(self),
             (Some(_), Some(_)) => Err(ApiError::field(
                 "tool_choice",
                 "tool_choice: an answer that must call a tool follows the tool's schema; leave \
