@@ -161,7 +161,7 @@ fn what_the_model_writes_by_itself_is_read() {
         };
         // A call that has begun stands as far as it came.
         match broken.contains(": {\"days\"") && !broken.contains("rm") {
-            true => assert_eq!(texts("/tool_calls/0/function/arguments"), "{\"days\": <"),
+            true => assert_eq!(texts("/tool_calls/0/function/arguments").trim(), "{\"days\":"),
             false => assert_eq!(texts("/content"), broken),
         }
         assert!(pieces.iter().any(|p| p["warnings"][0].is_string()), "{pieces:?}");
@@ -236,13 +236,16 @@ fn without_repeats(all: &[Value]) -> Vec<&str> {
 fn a_strict_schema_holds_in_calls_that_the_model_makes_by_itself() {
     for template in [Some("qwen.jinja"), Some("llama3.jinja"), Some("mistral.jinja"), None] {
         let Family { server, _folder } = family(template);
-        let mut strict = tools();
-        strict[0]["function"]["strict"] = true.into();
         // The model is a small random one: a bias towards what opens a call makes it call.
         let opening = match template {
-            Some("llama3.jinja") => json!({ "123": 100 }),
+            Some("llama3.jinja") => json!({ "90": 100 }),
+            Some("mistral.jinja") => json!({ "258": 100 }),
             _ => json!({}),
         };
+        let calls = opening != json!({});
+        let mut strict = tools();
+        strict[0]["function"]["strict"] = true.into();
+        strict[1]["function"]["strict"] = calls.into();
         let asked = body(json!({ "tools": strict, "logit_bias": opening, "receipt": true }));
         let answer = server.good(CHAT, &asked);
         assert!(answer.get("warnings").is_none() || template.is_none(), "{answer}");
@@ -252,13 +255,13 @@ fn a_strict_schema_holds_in_calls_that_the_model_makes_by_itself() {
         let message = &answer["choices"][0]["message"];
         for call in message["tool_calls"].as_array().into_iter().flatten() {
             let arguments = call["function"]["arguments"].as_str().unwrap();
-            match call["function"]["name"] == "weather" {
+            match calls || call["function"]["name"] == "weather" {
                 true => holds(&call["function"]["name"], arguments),
                 false => assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object()),
             }
         }
-        if template == Some("llama3.jinja") {
-            assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
+        if calls {
+            assert_eq!(message["tool_calls"].as_array().map(Vec::len), Some(1), "{answer}");
         }
         // Where no tool is strict, nothing is masked.
         let plain = server.good(CHAT, &body(json!({ "receipt": true, "max_tokens": 2 })));
