@@ -203,7 +203,9 @@ fn calls_and_results_are_part_of_the_conversation() {
             "tools": [{ "name": "weather", "description": "tells", "input_schema": schema() },
                       { "name": "tide", "description": "tells", "input_schema": schema() }] });
         let answer = server.good(MESSAGES, &anthropic);
-        assert_eq!(answer["usage"]["input_tokens"], told("grey sky"));
+        let read = answer["usage"]["input_tokens"].as_u64().unwrap()
+            + answer["usage"]["cache_read_input_tokens"].as_u64().unwrap();
+        assert_eq!(read, told("grey sky"));
         assert_eq!(
             server.good("/v1/messages/count_tokens", &anthropic)["input_tokens"],
             told("grey sky")

@@ -165,11 +165,10 @@ struct Shape {
 
 impl Shape {
     fn message(&self, content: Value, call: &Call) -> Value {
-        let (read, cached, written) = counts(call);
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model,
             "content": content, "stop_reason": null, "stop_sequence": null,
-            "usage": { "input_tokens": read, "cache_read_input_tokens": cached, "output_tokens": written },
+            "usage": usage(call),
         })
     }
 
@@ -202,6 +201,15 @@ fn block(said: &Said) -> Value {
 fn begun(called: &Called, input: Value) -> Value {
     let id = format!("toolu_{}", called.id);
     json!({ "type": "tool_use", "id": id, "name": called.name, "input": input })
+}
+
+/// In this dialect tokens that were cached are counted apart.
+fn usage(call: &Call) -> Value {
+    let (read, cached, written) = counts(call);
+    json!({
+        "input_tokens": read - cached, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached, "output_tokens": written,
+    })
 }
 
 fn reason(told: &Told) -> Value {
@@ -257,10 +265,6 @@ impl Dialect for Shape {
     }
 
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value> {
-        let (read, cached, written) = counts(call);
-        let usage = json!({
-            "input_tokens": read, "cache_read_input_tokens": cached, "output_tokens": written,
-        });
         let delta = json!({ "stop_reason": reason(told), "stop_sequence": told.stop });
         let mut pieces = Vec::new();
         if self.blocks == 0 {
@@ -270,7 +274,7 @@ impl Dialect for Shape {
         if self.in_text {
             pieces.push(self.end());
         }
-        pieces.push(json!({ "type": "message_delta", "delta": delta, "usage": usage }));
+        pieces.push(json!({ "type": "message_delta", "delta": delta, "usage": usage(call) }));
         pieces.push(json!({ "type": "message_stop" }));
         pieces
     }

@@ -169,6 +169,19 @@ fn translate(at: String, item: &Value, all: &mut Vec<Turn>) -> Result<(), ApiErr
     Ok(())
 }
 
+/// How much of an item there is.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Begun,
+    Whole,
+    /// The answer ended before it did.
+    CutOff,
+}
+
+fn is_whole(told: &Told) -> bool {
+    matches!(told.finish, Some(Finish::Eos | Finish::Stop))
+}
+
 struct Shape {
     number: String,
     model: String,
@@ -183,13 +196,15 @@ struct Shape {
 }
 
 impl Shape {
-    /// An item of the output, numbered; `done` says whether all of it is there.
-    fn item(&self, number: usize, said: &Said, done: bool) -> Value {
-        let status = match said {
-            _ if !done => "in_progress",
-            Said::Call(called) if called.broken.is_some() => "incomplete",
-            _ => "completed",
+    /// An item of the output, numbered.
+    fn item(&self, number: usize, said: &Said, state: State) -> Value {
+        let status = match (state, said) {
+            (State::Begun, _) => "in_progress",
+            (State::CutOff, _) => "incomplete",
+            (_, Said::Call(called)) if called.broken.is_some() => "incomplete",
+            (State::Whole, _) => "completed",
         };
+        let done = state != State::Begun;
         match said {
             Said::Text(text) => {
                 let content: Vec<Value> = done.then(|| self::part(text)).into_iter().collect();
@@ -220,15 +235,16 @@ impl Shape {
 
     fn ended(&self, told: &Told, said: &[Said], call: &Call) -> Value {
         let (read, cached, written) = counts(call);
-        let total = read.as_u64().unwrap_or(0) + written.as_u64().unwrap_or(0);
         let usage = json!({
             "input_tokens": read, "input_tokens_details": { "cached_tokens": cached },
             "output_tokens": written, "output_tokens_details": { "reasoning_tokens": 0 },
-            "total_tokens": total,
+            "total_tokens": read + written,
         });
-        let whole = matches!(told.finish, Some(Finish::Eos | Finish::Stop));
+        let whole = is_whole(told);
         let status = if whole { "completed" } else { "incomplete" };
-        let items = said.iter().enumerate().map(|(i, one)| self.item(i, one, true)).collect();
+        let last = said.len().saturating_sub(1);
+        let state = |i: usize| if i == last && !whole { State::CutOff } else { State::Whole };
+        let items = said.iter().enumerate().map(|(i, one)| self.item(i, one, state(i))).collect();
         let mut response = self.response(status, items, usage);
         if !whole {
             response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
@@ -246,7 +262,7 @@ impl Shape {
 
     /// Begins an item.
     fn begin(&mut self, said: Said) -> Vec<Value> {
-        let (at, item) = (self.items, self.item(self.items, &said, false));
+        let (at, item) = (self.items, self.item(self.items, &said, State::Begun));
         self.items += 1;
         let added = json!({ "output_index": at, "item": item });
         let mut pieces = vec![self.piece("response.output_item.added", added)];
@@ -274,7 +290,7 @@ impl Shape {
     }
 
     /// Ends the item under way, if there is one.
-    fn end(&mut self) -> Vec<Value> {
+    fn end(&mut self, state: State) -> Vec<Value> {
         let (mut first, mut second) = (self.place(), self.place());
         let Some(said) = self.under_way.take() else { return Vec::new() };
         let mut pieces = match &said {
@@ -294,7 +310,7 @@ impl Shape {
             }
         };
         let at = self.items.saturating_sub(1);
-        let done = json!({ "output_index": at, "item": self.item(at, &said, true) });
+        let done = json!({ "output_index": at, "item": self.item(at, &said, state) });
         pieces.push(self.piece("response.output_item.done", done));
         pieces
     }
@@ -326,7 +342,7 @@ impl Dialect for Shape {
         if let (Part::Text(_), Some(Said::Call(_)) | None) | (Part::Begin(_), _) =
             (part, &self.under_way)
         {
-            pieces.extend(self.end());
+            pieces.extend(self.end(State::Whole));
             pieces.extend(self.begin(match part {
                 Part::Begin(called) => Said::Call(called.clone()),
                 _ => Said::Text(String::new()),
@@ -347,12 +363,17 @@ impl Dialect for Shape {
             }
             (Part::Broken(text), Some(Said::Call(called))) => {
                 called.broken = Some(text.clone());
-                pieces.extend(self.end());
+                pieces.extend(self.end(State::Whole));
             }
-            (Part::End, Some(Said::Call(_))) => pieces.extend(self.end()),
+            (Part::End, Some(Said::Call(_))) => pieces.extend(self.end(State::Whole)),
             _ => {}
         }
         pieces
+    }
+
+    fn error(&mut self, error: &ApiError) -> Value {
+        let told = json!({ "code": error.code, "message": error.message, "param": error.param });
+        self.piece("error", told)
     }
 
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value> {
@@ -360,7 +381,7 @@ impl Dialect for Shape {
             0 => self.begin(Said::Text(String::new())),
             _ => Vec::new(),
         };
-        pieces.extend(self.end());
+        pieces.extend(self.end(if is_whole(told) { State::Whole } else { State::CutOff }));
         // What was sent stands.
         let said = if told.said.is_empty() { told.whole() } else { told.said.clone() };
         let response = self.ended(told, &said, call);

@@ -122,7 +122,10 @@ impl Sampling {
             end,
             salt: fields.text("cache_salt").unwrap_or_default().to_owned(),
             grammar,
-            grammar_field: "structured_outputs",
+            grammar_field: match fields.value("structured_outputs") {
+                Some(_) => "structured_outputs",
+                None => "response_format",
+            },
         })
     }
 

@@ -31,6 +31,10 @@ pub trait Dialect: Send + 'static {
     fn open(&mut self, call: &Call) -> Vec<Value>;
     /// The pieces of a part.
     fn part(&mut self, part: &Part) -> Vec<Value>;
+    /// What ends a stream early.
+    fn error(&mut self, error: &ApiError) -> Value {
+        error.body()
+    }
     /// The pieces that end a stream.
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value>;
 }
@@ -164,6 +168,10 @@ impl<D: Dialect> Pieces for Streamed<D> {
         pieces
     }
 
+    fn error(&mut self, error: &ApiError) -> Value {
+        self.dialect.error(error)
+    }
+
     fn event(&self, piece: &Value) -> Option<String> {
         piece["type"].as_str().map(str::to_owned)
     }
@@ -179,8 +187,12 @@ impl<D: Dialect> Pieces for Streamed<D> {
 
 /// The counts of a call: read, of those cached, written.
 #[must_use]
-pub fn counts(call: &Call) -> (Value, Value, Value) {
+pub fn counts(call: &Call) -> (u64, u64, u64) {
     let usage = call.usage();
-    let cached = usage["prompt_tokens_details"]["cached_tokens"].clone();
-    (usage["prompt_tokens"].clone(), cached, usage["completion_tokens"].clone())
+    let count = |path: &str| usage.pointer(path).and_then(Value::as_u64).unwrap_or(0);
+    (
+        count("/prompt_tokens"),
+        count("/prompt_tokens_details/cached_tokens"),
+        count("/completion_tokens"),
+    )
 }
