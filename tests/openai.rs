@@ -48,7 +48,7 @@ fn the_official_client_calls_tools() {
         let said = String::from_utf8_lossy(&done.stdout);
         let failed = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "{template:?}: {said}{failed}");
-        assert_eq!(said.lines().filter(|line| line.starts_with("ok: ")).count(), 9, "{said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("ok: ")).count(), 12, "{said}");
         server.rest();
     }
 }

@@ -89,19 +89,19 @@ fn published(path: &Path) -> Result<Facts, CliError> {
     checkpoint.keep_as_stored().map_err(CliError::input)?;
     let config = checkpoint.model_config();
     Ok(Facts {
+        notes: checkpoint.notes.clone(),
         format: match checkpoint.source {
             Source::Gguf => "GGUF",
             Source::Folder => "Hugging Face folder",
         },
         family: checkpoint.family.name.to_owned(),
-        name: checkpoint.name,
+        name: checkpoint.name.clone(),
         config,
         types: checkpoint.tensors.census(),
         tokenizer: checkpoint.tokenizer,
         tokenizer_kind: checkpoint.tokenizer_kind,
         ends: checkpoint.ends,
         template: checkpoint.chat_template,
-        notes: checkpoint.notes,
     })
 }
 

@@ -6,7 +6,7 @@ use crate::term;
 use corpus::Dataset;
 use decoding::{Rule, Rules};
 use engine::{Ahead, CountSource, Each, Error, NetworkSource, Room, Source};
-use families::Checkpoint;
+use families::{Checkpoint, Weights};
 #[cfg(feature = "hub")]
 use hub::{Hub, Place, Wanted};
 use kernels::{KvKind, Team};
@@ -123,24 +123,32 @@ impl Opened {
     }
 
     fn published(path: &Path, kv: KvKind, adapter: Option<&Path>) -> Result<Self, CliError> {
-        let mut checkpoint = Checkpoint::open(path).map_err(CliError::input)?;
-        checkpoint.config.kv = kv;
-        checkpoint.keep_as_stored().map_err(CliError::input)?;
-        let open = |path| families::Adapter::open(path, checkpoint.family, &checkpoint.config);
-        let adapter = adapter.map(open).transpose().map_err(CliError::input)?;
-        // What an adapter changes is kept as values.
-        for changed in adapter.iter().flat_map(|adapter| adapter.parameters()) {
-            checkpoint.config.storage.remove(changed);
-        }
-        for note in &checkpoint.notes {
-            term::note(&format!("note: {note}"));
-        }
-        let threads = Team::available();
-        room_for(&checkpoint, path, threads)?;
-        let mut model = checkpoint.load(threads).map_err(CliError::failed)?;
-        if let Some(adapter) = &adapter {
-            adapter.merge(&mut model).map_err(CliError::failed)?;
-        }
+        let adapter_of = |weights: &Weights| {
+            let open = |path| families::Adapter::open(path, weights.family, &weights.config);
+            adapter.map(open).transpose().map_err(CliError::input)
+        };
+        // The vocabulary is read meanwhile.
+        let read = |weights: &mut Weights| {
+            weights.config.kv = kv;
+            weights.keep_as_stored().map_err(CliError::input)?;
+            let adapter = adapter_of(weights)?;
+            // What an adapter changes is kept as values.
+            for changed in adapter.iter().flat_map(|adapter| adapter.parameters()) {
+                weights.config.storage.remove(changed);
+            }
+            for note in &weights.notes {
+                term::note(&format!("note: {note}"));
+            }
+            let threads = Team::available();
+            room_for(weights, path, threads)?;
+            let mut model = weights.load(threads).map_err(CliError::failed)?;
+            if let Some(adapter) = &adapter {
+                adapter.merge(&mut model).map_err(CliError::failed)?;
+            }
+            Ok((model, adapter))
+        };
+        let (checkpoint, read) = Checkpoint::open_while(path, read).map_err(CliError::input)?;
+        let (model, adapter) = read?;
         let own = checkpoint.tokenizer.specials().bos;
         let named = checkpoint.bos_token.as_deref();
         let begin = own.or_else(|| named.and_then(|name| checkpoint.tokenizer.id(name)));
@@ -254,8 +262,8 @@ impl Opened {
 }
 
 /// Refuses weights that do not fit in memory, before any is read.
-fn room_for(checkpoint: &Checkpoint, path: &Path, threads: usize) -> Result<(), CliError> {
-    let plan = predicted(&checkpoint.model_config(), LEAST_ROOM, threads)?;
+fn room_for(weights: &Weights, path: &Path, threads: usize) -> Result<(), CliError> {
+    let plan = predicted(&weights.model_config(), LEAST_ROOM, threads)?;
     let (needed, free) = (plan.total(), ledger::available_bytes().unwrap_or(u64::MAX));
     if needed <= free {
         return Ok(());

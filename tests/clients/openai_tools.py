@@ -34,10 +34,10 @@ check("its arguments", json.loads(call.function.arguments)["unit"] in ("celsius"
 check("no content", message.content is None)
 
 with client.chat.completions.stream(tool_choice="required", **common) as stream:
-    for event in stream:
-        pass
+    deltas = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
     final = stream.get_final_completion().choices[0]
 check("streamed", final.message.tool_calls[0].function.arguments == call.function.arguments)
+check("in pieces", len(deltas) > 10 and "".join(deltas) == call.function.arguments)
 check("streamed end", final.finish_reason == "tool_calls")
 
 history = messages + [message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
@@ -56,6 +56,16 @@ again = client.responses.create(
     model=model, input=[{"role": "user", "content": "how is it?"}, item, output], tools=flat, max_output_tokens=5
 )
 check("the output goes back", again.usage.input_tokens > response.usage.input_tokens)
+with client.responses.stream(
+    model=model, input="how is it?", tools=flat, max_output_tokens=200,
+    tool_choice={"type": "function", "name": "weather"}, parallel_tool_calls=False,
+) as stream:
+    deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+    streamed = stream.get_final_response().output[0]
+check("responses in pieces", len(deltas) > 10 and "".join(deltas) == streamed.arguments)
+strict = [{"type": "function", "function": {**tools[0]["function"], "strict": True}}]
+free = client.chat.completions.create(**{**common, "tools": strict, "max_tokens": 30})
+check("strict under auto", free.choices[0].finish_reason in ("stop", "length", "tool_calls"))
 structured = client.responses.create(
     model=model, input="how is it?", max_output_tokens=200,
     text={"format": {"type": "json_schema", "name": "unit", "schema": {**schema, "additionalProperties": False}}},

@@ -1,10 +1,12 @@
 //! From what a model writes to the calls of tools in it, as the text comes.
 //!
-//! Text is given on at once unless a call may begin with it; a call is given when it is whole and
-//! holds: one of the tools by name, with arguments that are a JSON object. What looks like a call
-//! and does not hold is given as the text that it is, with a line that says why.
+//! Text is given on at once unless a call may begin with it. A call begins when its tool is known to
+//! be one of those asked for, and its arguments are given on as they come; those of calls written in
+//! other ways are given when the call is whole. What looks like a call and does not hold is given
+//! as the text that it is, with a line that says why; one that has begun is taken back with it.
 
-use serde::Deserialize;
+use crate::begun::{Head, Scan, Scanned};
+use crate::call_text::{Broken, Call, mistral, object, one};
 use serde_json::value::RawValue;
 
 /// How models of a family write calls.
@@ -21,12 +23,12 @@ pub enum CallFormat {
     MistralArgs,
 }
 
-const OPEN: &str = "<tool_call>";
+pub(crate) const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
-const PYTHON: &str = "<|python_tag|>";
-const CALLS: &str = "[TOOL_CALLS]";
-const ARGS: &str = "[ARGS]";
-const CALL_ID: &str = "[CALL_ID]";
+pub(crate) const PYTHON: &str = "<|python_tag|>";
+pub(crate) const CALLS: &str = "[TOOL_CALLS]";
+pub(crate) const ARGS: &str = "[ARGS]";
+pub(crate) const CALL_ID: &str = "[CALL_ID]";
 
 impl CallFormat {
     /// The way that a template names. One that knows no tools leaves the choice to us.
@@ -54,7 +56,8 @@ impl CallFormat {
     }
 
     /// What begins a call inside a text.
-    fn opening(self) -> &'static str {
+    #[must_use]
+    pub fn opening(self) -> &'static str {
         match self {
             CallFormat::Hermes => OPEN,
             CallFormat::Llama => PYTHON,
@@ -63,22 +66,47 @@ impl CallFormat {
     }
 }
 
-/// A call of a tool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
-    /// The tool.
-    pub name: String,
-    /// The JSON of an object, as the model wrote it.
-    pub arguments: String,
-}
-
 /// What was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
     /// Plain text.
     Text(String),
-    /// A call.
-    Call(Call),
+    /// A call of this tool begins.
+    Begin(String),
+    /// More of its arguments.
+    Arguments(String),
+    /// It is whole: together its arguments are the JSON of an object.
+    End,
+    /// It does not hold; this is the text of all of it.
+    Broken(String),
+}
+
+/// Where in an answer a reader is.
+#[derive(Clone, Debug)]
+enum Place {
+    /// Between calls.
+    Text,
+    /// The held text begins with a call, the first of its list or a further one.
+    Head { first: bool },
+    /// The same, of a call that must be whole to be read.
+    Whole { first: bool },
+    /// In the arguments of a call.
+    Arguments(UnderWay),
+    /// Behind them, where the object around them is still open.
+    Around(Scan),
+    /// Behind a call.
+    Behind,
+}
+
+/// A call that has begun.
+#[derive(Clone, Debug)]
+struct UnderWay {
+    name: String,
+    /// All its text.
+    text: String,
+    /// Where in it the arguments begin.
+    from: usize,
+    scan: Scan,
 }
 
 /// Reads one answer.
@@ -88,11 +116,12 @@ pub struct CallReader {
     tools: Vec<String>,
     /// Text that may belong to a call.
     held: String,
-    /// Whether `held` begins with a call.
-    inside: bool,
+    place: Place,
     /// Whether anything but white space has come.
     began: bool,
+    /// Calls that have begun, and those that are whole.
     calls: usize,
+    whole: usize,
     /// Calls that count.
     most: usize,
     /// What did not hold, a line each.
@@ -103,14 +132,29 @@ impl CallReader {
     /// A reader of an answer that may call one of the tools, `most` times.
     #[must_use]
     pub fn new(format: CallFormat, tools: Vec<String>, most: usize) -> CallReader {
-        let (held, warnings) = (String::new(), Vec::new());
-        CallReader { format, tools, held, inside: false, began: false, calls: 0, most, warnings }
+        CallReader {
+            format,
+            tools,
+            held: String::new(),
+            place: Place::Text,
+            began: false,
+            calls: 0,
+            whole: 0,
+            most,
+            warnings: Vec::new(),
+        }
     }
 
-    /// Calls so far.
+    /// Calls that have begun.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls
+    }
+
+    /// Calls that are whole.
+    #[must_use]
+    pub fn whole_calls(&self) -> usize {
+        self.whole
     }
 
     /// More of the answer.
@@ -123,37 +167,67 @@ impl CallReader {
 
     /// The answer is over.
     pub fn finish(&mut self) -> Vec<Read> {
-        let mut out = Vec::new();
-        while self.inside && !self.held.is_empty() {
-            let held = std::mem::take(&mut self.held);
-            self.inside = false;
-            match self.format {
-                CallFormat::Hermes => {
-                    let body = held.strip_prefix(OPEN).unwrap_or(&held);
-                    self.judge(one(body).map(|call| vec![call]), &held, &mut out);
-                }
-                CallFormat::Llama => self.llama(&held, &mut out),
-                CallFormat::Mistral | CallFormat::MistralArgs => {
-                    self.judge(mistral(&held), &held, &mut out);
+        let (mut out, held) = (Vec::new(), std::mem::take(&mut self.held));
+        match std::mem::replace(&mut self.place, Place::Text) {
+            Place::Text => {
+                if self.calls == 0 || !held.trim().is_empty() {
+                    text(&mut out, &held);
                 }
             }
-        }
-        let rest = std::mem::take(&mut self.held);
-        if self.calls == 0 || !rest.trim().is_empty() {
-            text(&mut out, &rest);
+            Place::Head { first } | Place::Whole { first } => self.last(&held, first, &mut out),
+            Place::Arguments(call) => {
+                let why =
+                    object(&call.text[call.from..]).map_or_else(Broken::why, |_| String::new());
+                self.broken(call, &why, &mut out);
+            }
+            Place::Around(_) | Place::Behind => {}
         }
         out
     }
 
+    /// A call that is read when all of it is there.
+    fn last(&mut self, held: &str, first: bool, out: &mut Vec<Read>) {
+        match self.format {
+            CallFormat::Hermes => {
+                let body = held.strip_prefix(OPEN).unwrap_or(held);
+                self.judge(one(body).map(|call| vec![call]), held, out);
+            }
+            CallFormat::Llama => self.llama(held, out),
+            CallFormat::Mistral if !first => self.judge(mistral(&format!("[{held}")), held, out),
+            CallFormat::Mistral | CallFormat::MistralArgs => self.judge(mistral(held), held, out),
+        }
+    }
+
     /// One more piece of what is held; false when more text is needed.
     fn advance(&mut self, out: &mut Vec<Read>) -> bool {
-        if self.inside {
-            return self.format == CallFormat::Hermes && self.close(out);
+        match &mut self.place {
+            Place::Text => self.between(out),
+            Place::Head { first } => {
+                let first = *first;
+                self.head(first, out)
+            }
+            Place::Whole { .. } => self.format == CallFormat::Hermes && self.close(out),
+            Place::Arguments(_) => self.arguments(out),
+            Place::Around(scan) => {
+                let end = match scan.feed(&self.held) {
+                    Scanned::All => self.held.len(),
+                    Scanned::End(at) | Scanned::Wrong(at) => {
+                        self.place = Place::Behind;
+                        at
+                    }
+                };
+                self.held.drain(..end);
+                matches!(self.place, Place::Behind)
+            }
+            Place::Behind => self.behind(),
         }
+    }
+
+    fn between(&mut self, out: &mut Vec<Read>) -> bool {
         let start = self.held.trim_start();
         if self.format == CallFormat::Llama && !self.began && start.starts_with('{') {
-            self.inside = true;
-            return false;
+            (self.place, self.began) = (Place::Head { first: true }, true);
+            return true;
         }
         let opening = self.format.opening();
         if let Some(at) = self.held.find(opening) {
@@ -161,7 +235,7 @@ impl CallReader {
             let before = self.held[..at].trim_end().to_owned();
             text(out, &before);
             self.held.drain(..at);
-            (self.inside, self.began) = (true, true);
+            (self.place, self.began) = (Place::Head { first: true }, true);
             return true;
         }
         let safe = self.held.len() - beginning(&self.held, opening);
@@ -174,7 +248,92 @@ impl CallReader {
         false
     }
 
-    /// Ends a call of tags, if its end is there.
+    fn head(&mut self, first: bool, out: &mut Vec<Read>) -> bool {
+        match Head::of(self.format, &self.held, first) {
+            Head::More => false,
+            Head::Arguments(name, from) if self.tools.contains(&name) && self.calls < self.most => {
+                self.calls += 1;
+                out.push(Read::Begin(name.clone()));
+                let text = self.held.drain(..from).collect();
+                self.place = Place::Arguments(UnderWay { name, text, from, scan: Scan::default() });
+                true
+            }
+            Head::Other | Head::Arguments(..) => {
+                self.place = Place::Whole { first };
+                true
+            }
+        }
+    }
+
+    fn arguments(&mut self, out: &mut Vec<Read>) -> bool {
+        let Place::Arguments(call) = &mut self.place else { return false };
+        let scanned = call.scan.feed(&self.held);
+        let end = match scanned {
+            Scanned::All => self.held.len(),
+            Scanned::End(at) | Scanned::Wrong(at) => at,
+        };
+        if end > 0 {
+            let piece: String = self.held.drain(..end).collect();
+            call.text.push_str(&piece);
+            out.push(Read::Arguments(piece));
+        }
+        if scanned == Scanned::All {
+            return false;
+        }
+        let around = match self.format {
+            CallFormat::MistralArgs => Place::Behind,
+            _ => Place::Around(Scan::inside()),
+        };
+        let Place::Arguments(call) = std::mem::replace(&mut self.place, around) else {
+            return false;
+        };
+        let mut said = call.text[call.from..].to_owned();
+        if let Scanned::Wrong(_) = scanned {
+            // So that the reason names it.
+            said.extend(self.held.chars().next());
+        }
+        match object(&said) {
+            Ok(_) => {
+                self.whole += 1;
+                out.push(Read::End);
+            }
+            Err(why) => {
+                self.place = Place::Text;
+                self.broken(call, &why.why(), out);
+            }
+        }
+        true
+    }
+
+    fn broken(&mut self, call: UnderWay, why: &str, out: &mut Vec<Read>) {
+        self.warnings.push(format!("a call of {:?} does not hold: {why}", call.name));
+        out.push(Read::Broken(call.text));
+    }
+
+    /// What stands between a call and the next, or the text that follows.
+    fn behind(&mut self) -> bool {
+        let white = [' ', '\n', '\t', '\r'];
+        let rest = match self.format {
+            CallFormat::Llama => self.held.trim_start_matches([';', ' ', '\n', '\t', '\r']),
+            _ => self.held.trim_start_matches(white),
+        };
+        let at = self.held.len() - rest.len();
+        let further = Place::Head { first: false };
+        let (skip, place) = match self.format {
+            CallFormat::Hermes if rest.starts_with(CLOSE) => (at + CLOSE.len(), Place::Text),
+            CallFormat::Hermes if CLOSE.starts_with(rest) => return false,
+            CallFormat::Llama | CallFormat::Mistral if rest.is_empty() => return false,
+            CallFormat::Llama if rest.starts_with('{') => (at, further),
+            CallFormat::Mistral if rest.starts_with(',') => (at + 1, further),
+            CallFormat::Mistral if rest.starts_with(']') => (at + 1, Place::Text),
+            _ => (0, Place::Text),
+        };
+        self.held.drain(..skip);
+        self.place = place;
+        true
+    }
+
+    /// Ends a call of tags that must be whole, if its end is there.
     fn close(&mut self, out: &mut Vec<Read>) -> bool {
         let mut from = OPEN.len();
         while let Some(at) = self.held[from..].find(CLOSE) {
@@ -186,7 +345,7 @@ impl CallReader {
                 continue;
             }
             let whole: String = self.held.drain(..end).collect();
-            self.inside = false;
+            self.place = Place::Text;
             self.judge(found.map(|call| vec![call]), &whole, out);
             return true;
         }
@@ -240,7 +399,7 @@ impl CallReader {
                     return;
                 }
             },
-            Err(Broken::Unfinished(why) | Broken::Wrong(why)) => why,
+            Err(broken) => broken.why(),
         };
         self.warnings.push(format!("a call of a tool is given as text: {why}"));
         text(out, whole);
@@ -248,8 +407,8 @@ impl CallReader {
 
     fn take(&mut self, call: Call, out: &mut Vec<Read>) {
         if self.calls < self.most {
-            self.calls += 1;
-            out.push(Read::Call(call));
+            (self.calls, self.whole) = (self.calls + 1, self.whole + 1);
+            out.extend([Read::Begin(call.name), Read::Arguments(call.arguments), Read::End]);
             return;
         }
         self.warnings.push(format!("a call of {:?} beyond the {} asked for", call.name, self.most));
@@ -269,130 +428,116 @@ fn beginning(text: &str, mark: &str) -> usize {
     (1..mark.len().min(text.len() + 1)).rev().find(|&n| text.ends_with(&mark[..n])).unwrap_or(0)
 }
 
-/// Why a text is no call.
-enum Broken {
-    /// It ends too early.
-    Unfinished(String),
-    /// It is something else.
-    Wrong(String),
-}
-
-impl Broken {
-    fn of(error: &serde_json::Error) -> Broken {
-        let what = error.to_string();
-        if error.is_eof() { Broken::Unfinished(what) } else { Broken::Wrong(what) }
-    }
-}
-
-#[derive(Deserialize)]
-struct Written<'a> {
-    name: String,
-    #[serde(borrow, alias = "parameters")]
-    arguments: Option<&'a RawValue>,
-}
-
-impl Written<'_> {
-    fn call(self) -> Result<Call, Broken> {
-        let raw = self.arguments.map_or("{}", RawValue::get);
-        // Some models write the JSON of the arguments as a text.
-        let arguments = match serde_json::from_str::<String>(raw) {
-            Ok(text) => text,
-            Err(_) => raw.to_owned(),
-        };
-        Ok(Call { name: self.name, arguments: object(&arguments)? })
-    }
-}
-
-/// A text that is the JSON of an object.
-fn object(text: &str) -> Result<String, Broken> {
-    let text = if text.trim().is_empty() { "{}" } else { text.trim() };
-    let map = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text);
-    map.map(|_| text.to_owned()).map_err(|error| Broken::of(&error))
-}
-
-/// One call, as JSON or as Qwen's coders write it.
-fn one(body: &str) -> Result<Call, Broken> {
-    if body.trim_start().starts_with("<function=") {
-        return tagged(body.trim());
-    }
-    let written: Written<'_> = serde_json::from_str(body).map_err(|e| Broken::of(&e))?;
-    written.call()
-}
-
-/// `<function=name><parameter=key>value</parameter>...</function>`: values are JSON where they can
-/// be read so, texts where not.
-fn tagged(body: &str) -> Result<Call, Broken> {
-    let wrong = || Broken::Wrong("expected <function=NAME> ... </function>".to_owned());
-    let (name, mut rest) =
-        body.strip_prefix("<function=").and_then(|rest| rest.split_once('>')).ok_or_else(wrong)?;
-    let mut arguments = serde_json::Map::new();
-    while let Some((_, after)) = rest.split_once("<parameter=") {
-        let (key, value) = after.split_once('>').ok_or_else(wrong)?;
-        let (value, after) = value.split_once("</parameter>").ok_or_else(wrong)?;
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        let read = serde_json::from_str(value).unwrap_or_else(|_| value.into());
-        arguments.insert(key.trim().to_owned(), read);
-        rest = after;
-    }
-    let arguments = serde_json::Value::Object(arguments).to_string();
-    Ok(Call { name: name.trim().to_owned(), arguments })
-}
-
-/// All that follows the mark.
-fn mistral(held: &str) -> Result<Vec<Call>, Broken> {
-    let body = held.trim().strip_prefix(CALLS).unwrap_or(held).trim();
-    if body.starts_with('[') && !body.contains(ARGS) {
-        let all: Vec<Written<'_>> = serde_json::from_str(body).map_err(|e| Broken::of(&e))?;
-        return all.into_iter().map(Written::call).collect();
-    }
-    if body.starts_with('{') {
-        return Ok(vec![one(body)?]);
-    }
-    let named = |part: &str| {
-        let (name, arguments) = part
-            .split_once(ARGS)
-            .or_else(|| part.find('{').map(|at| part.split_at(at)))
-            .ok_or_else(|| Broken::Wrong(format!("expected NAME{ARGS}{{...}}")))?;
-        let name = name.split(CALL_ID).next().unwrap_or(name).trim().to_owned();
-        Ok(Call { name, arguments: object(arguments)? })
-    };
-    body.split(CALLS).filter(|part| !part.trim().is_empty()).map(named).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(format: CallFormat, text: &str) -> (Vec<Read>, Vec<String>) {
-        let mut whole = None;
+    /// A part of an answer that is whole.
+    #[derive(Clone, Debug, PartialEq)]
+    enum Part {
+        Text(String),
+        Call(String, String),
+    }
+
+    fn put(all: &mut Vec<Part>, text: &str) {
+        match all.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Part::Text(last)) => last.push_str(text),
+            _ => all.push(Part::Text(text.to_owned())),
+        }
+    }
+
+    /// What the pieces come to: a call that does not hold is text.
+    fn whole(pieces: Vec<Read>) -> Vec<Part> {
+        let mut all = Vec::new();
+        for piece in pieces {
+            match (piece, all.last_mut()) {
+                (Read::Text(text), _) => put(&mut all, &text),
+                (Read::Begin(name), _) => all.push(Part::Call(name, String::new())),
+                (Read::Arguments(more), Some(Part::Call(_, arguments))) => {
+                    arguments.push_str(&more)
+                }
+                (Read::End, Some(Part::Call(..))) => {}
+                (Read::Broken(text), Some(Part::Call(..))) => {
+                    all.pop();
+                    put(&mut all, &text);
+                }
+                (piece, last) => panic!("{piece:?} behind {last:?}"),
+            }
+        }
+        all
+    }
+
+    fn read(format: CallFormat, text: &str) -> (Vec<Part>, Vec<String>) {
+        let mut found = None;
         // In one piece, and character by character: the same.
         for step in [text.len().max(1), 1] {
             let mut reader = CallReader::new(format, vec!["add".into(), "get".into()], 9);
             let chars: Vec<char> = text.chars().collect();
-            let mut all: Vec<Read> = Vec::new();
             let pieces = chars.chunks(step).map(|c| c.iter().collect::<String>());
             let mut out: Vec<Read> = pieces.flat_map(|piece| reader.push(&piece)).collect();
             out.extend(reader.finish());
-            for one in out {
-                match one {
-                    Read::Text(more) => super::text(&mut all, &more),
-                    call => all.push(call),
-                }
-            }
-            let found = (all, reader.warnings);
-            assert_eq!(whole.get_or_insert_with(|| found.clone()), &found, "{text}");
+            let now = (whole(out), reader.warnings);
+            assert_eq!(found.get_or_insert_with(|| now.clone()), &now, "{text}");
         }
-        whole.unwrap_or_default()
+        found.unwrap_or_default()
     }
 
-    fn call(name: &str, arguments: &str) -> Read {
-        Read::Call(Call { name: name.into(), arguments: arguments.into() })
+    fn call(name: &str, arguments: &str) -> Part {
+        Part::Call(name.into(), arguments.into())
     }
 
-    fn said(text: &str) -> Read {
-        Read::Text(text.into())
+    fn said(text: &str) -> Part {
+        Part::Text(text.into())
+    }
+
+    #[test]
+    fn arguments_come_as_they_are_written() {
+        let json = r#"{"a": "x y", "b": [1, 2]}"#;
+        let opening = |format: CallFormat| match format {
+            CallFormat::Hermes => "<tool_call>\n{\"name\": \"add\", \"arguments\": ",
+            CallFormat::Llama => "{\"name\": \"add\", \"parameters\": ",
+            CallFormat::Mistral => "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": ",
+            CallFormat::MistralArgs => "[TOOL_CALLS]add[ARGS]",
+        };
+        for format in
+            [CallFormat::Hermes, CallFormat::Llama, CallFormat::Mistral, CallFormat::MistralArgs]
+        {
+            let mut reader = CallReader::new(format, vec!["add".into()], 1);
+            assert_eq!(reader.push(opening(format)), []);
+            // The name is told with the first sign of the arguments, each sign with the one that it is.
+            let signs: Vec<String> = json.chars().map(String::from).collect();
+            for (i, sign) in signs.iter().enumerate() {
+                let mut expected = vec![Read::Arguments(sign.clone())];
+                if i == 0 {
+                    expected.insert(0, Read::Begin("add".into()));
+                }
+                if i + 1 == signs.len() {
+                    expected.push(Read::End);
+                }
+                assert_eq!(reader.push(sign), expected, "{format:?}");
+            }
+            assert_eq!((reader.finish(), reader.whole_calls()), (vec![], 1));
+        }
+    }
+
+    #[test]
+    fn a_call_that_breaks_off_is_taken_back() {
+        let begun = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": [1}";
+        for (text, why) in [
+            (begun.to_owned() + "} and more", "expected `,` or `]`"),
+            (begun.replace('}', ", 2"), "EOF"),
+            (begun.replace("1}", "<"), "expected value"),
+        ] {
+            let (all, warnings) = read(CallFormat::Hermes, &text);
+            assert_eq!(all, [said(&text)]);
+            assert!(warnings.len() == 1 && warnings[0].contains(why), "{warnings:?}");
+        }
+        let mut reader = CallReader::new(CallFormat::Hermes, vec!["add".into()], 2);
+        let _ = reader.push(begun);
+        assert_eq!((reader.finish(), reader.calls()), (vec![Read::Broken(begun.into())], 1));
+        assert_eq!(reader.whole_calls(), 0);
     }
 
     #[test]
@@ -427,13 +572,7 @@ mod tests {
             ("<tool_call>{\"name\": \"add\", \"argum", "EOF"),
         ] {
             let (all, warnings) = read(CallFormat::Hermes, text);
-            let told: String = all
-                .iter()
-                .map(|one| match one {
-                    Read::Text(text) => text.as_str(),
-                    Read::Call(call) => panic!("{call:?}"),
-                })
-                .collect();
+            let [Part::Text(told)] = &all[..] else { panic!("{all:?}") };
             assert_eq!(told.replace(' ', ""), text.replace(' ', ""));
             assert!(warnings.len() == 1 && warnings[0].contains(why), "{warnings:?}");
         }
@@ -475,26 +614,27 @@ mod tests {
         let mut reader = CallReader::new(CallFormat::Hermes, vec!["get".into()], 1);
         let get = "<tool_call>{\"name\": \"get\"}</tool_call>";
         let all = [reader.push(&get.repeat(3)), reader.finish()].concat();
-        assert_eq!((all.len(), reader.calls(), reader.warnings.len()), (1, 1, 2));
+        assert_eq!((whole(all), reader.warnings.len()), (vec![call("get", "{}")], 2));
+        let mut reader = CallReader::new(CallFormat::Hermes, vec!["get".into()], 1);
+        let get = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
+        let all = [reader.push(&get.repeat(2)), reader.finish()].concat();
+        assert_eq!((whole(all), reader.warnings.len()), (vec![call("get", "{\"a\": 1}")], 1));
     }
 
     proptest! {
         #[test]
         fn any_text_in_any_pieces_is_read_without_loss(
             parts in prop::collection::vec(prop::sample::select(vec![
-                "<tool_call>", "</tool_call>", "{\"name\": \"get\"}", "<tool", "_call>", " ", "\n", "é",
+                "<tool_call>", "</tool_call>", "{\"name\": \"get\"}", "{\"name\": \"get\", \"arguments\": {",
+                "<tool", "_call>", ", {\"name\": \"get\", \"parameters\": ", "{\"x\": 1}", ";", "]", "get", " ", "\n", "é",
                 "[TOOL_CALLS]", "[", "{", "}", "<|python_tag|>", "[ARGS]", "\"", "x"]), 0..14),
         ) {
             let text = parts.concat();
             for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Mistral, CallFormat::MistralArgs] {
                 let (all, _) = read(format, &text);
-                let told: String = all.iter().filter_map(|one| match one {
-                    Read::Text(text) => Some(text.as_str()),
-                    Read::Call(_) => None,
-                }).collect();
                 let bare = |text: &str| text.split_whitespace().collect::<String>();
-                if all.iter().all(|one| matches!(one, Read::Text(_))) {
-                    prop_assert_eq!(bare(&told), bare(&text));
+                if let [Part::Text(told)] = &all[..] {
+                    prop_assert_eq!(bare(told), bare(&text));
                 }
             }
         }

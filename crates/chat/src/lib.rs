@@ -5,13 +5,15 @@
 //! `tools` and calls of them. A template that loops is stopped. [`CallReader`] goes the other way:
 //! from what a model writes to the calls in it. Nothing here knows models or tokens.
 
+mod begun;
+mod call_text;
 mod calls;
 mod clock;
 mod places;
 mod python;
 mod without_tools;
 
-pub use calls::{Call, CallFormat, CallReader, Read};
+pub use calls::{CallFormat, CallReader, Read};
 
 use minijinja::{Environment, Error as Jinja, ErrorKind, Value, context};
 use places::Places;

@@ -7,7 +7,7 @@ use common::{VOCABULARY, networks, networks_by_kv, request, source, tokenizer, w
 use decoding::{Choice, Rule, Rules};
 use engine::serving::{
     Asked, Chosen, Draft, Engine, Event, Executor, Limits, NetworkExecutor, PageId, Piece, Refusal,
-    RequestId, Rows, SequenceId, Stamped, spawn,
+    RequestId, Rows, SequenceId, Sink, Stamped, spawn,
 };
 use engine::{Error, Finish, Generator, Request};
 use kernels::{Team, mix};
@@ -646,11 +646,15 @@ fn the_thread_answers_cancels_and_refuses() {
     let engine = Fake::engine(limits(64, 4));
     let (handle, thread) = spawn(engine, VOCABULARY, Some(512), 3, Box::new(|_, _, _| {})).unwrap();
     let (sender, inbox) = channel::<Stamped>();
-    let sink = || {
-        let sender = sender.clone();
-        Box::new(move |told| drop(sender.send(told)))
+    let submit = |all: Vec<Request>| {
+        let with_sink = |request| {
+            let sender = sender.clone();
+            let sink: Sink = Box::new(move |told| drop(sender.send(told)));
+            (Asked::plain(request), sink)
+        };
+        handle.submit(all.into_iter().map(with_sink).collect())
     };
-    let ticket = handle.submit(Asked::plain(greedy(&[1, 2], 3)), sink()).unwrap();
+    let ticket = submit(vec![greedy(&[1, 2], 3)]).unwrap();
     let mut ids = Vec::new();
     loop {
         let told = inbox.recv_timeout(Duration::from_secs(10)).unwrap();
@@ -666,13 +670,19 @@ fn the_thread_answers_cancels_and_refuses() {
     // The engine's thread is held; what waits is bounded.
     let (hold, held) = channel::<()>();
     handle.look(move |_| assert!(held.recv().is_err(), "held until the sender is gone"));
-    let one = || handle.submit(Asked::plain(greedy(&[1], 2)), sink());
+    let one = || submit(vec![greedy(&[1], 2)]);
     let waiting: Vec<_> = (0..3).map(|_| one().unwrap()).collect();
     let refused = one();
-    assert!(matches!(&refused, Err(Refusal::Busy { waiting: 3, most: 3, .. })));
-    let never = handle.submit(Asked::plain(greedy(&[1; 600], 2)), sink());
-    assert!(matches!(never, Err(Refusal::Never(Error::PromptTooLong { found: 600, .. }))));
-    drop((waiting, hold));
+    assert!(matches!(&refused, Err((0, Refusal::Busy { waiting: 3, most: 3, .. }))));
+    let never = submit(vec![greedy(&[1], 2), greedy(&[1; 600], 2)]);
+    assert!(matches!(never, Err((1, Refusal::Never(Error::PromptTooLong { found: 600, .. })))));
+    // All or none: those that would fit leave nothing behind either.
+    let many = submit(vec![greedy(&[1], 2); 4]);
+    assert!(matches!(many, Err((0, Refusal::TooMany { asked: 4, requests: 4, most: 3 }))));
+    drop(waiting);
+    assert!(matches!(submit(vec![greedy(&[1], 2); 2]), Err((0, Refusal::Busy { .. }))));
+    assert_eq!(handle.queue().waiting(), 3);
+    drop(hold);
     let (sender, done) = channel();
     handle.look(move |engine| {
         let scheduler = engine.scheduler();

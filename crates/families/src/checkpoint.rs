@@ -7,6 +7,8 @@ use formats::{GGUF_MAGIC, TensorKind, TensorStore, quant_block};
 use models::{Model, ModelConfig, TransformerConfig};
 use std::fs::File;
 use std::io::Read;
+use std::ops::{Deref, DerefMut};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use tensor::{
@@ -23,8 +25,8 @@ pub enum Source {
     Folder,
 }
 
-/// Published files, opened.
-pub struct Checkpoint {
+/// Published files but for their vocabulary, which takes its time: weights can be read meanwhile.
+pub struct Weights {
     /// What was given.
     pub path: PathBuf,
     /// Which kind.
@@ -35,6 +37,28 @@ pub struct Checkpoint {
     pub config: TransformerConfig,
     /// The weights: types and raw bytes by name.
     pub tensors: TensorStore,
+    /// The name that the files give themselves.
+    pub name: Option<String>,
+    /// What is odd but not wrong, a line each.
+    pub notes: Vec<String>,
+}
+
+/// What published files say of text.
+pub(crate) struct Words {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) tokenizer_kind: String,
+    pub(crate) ends: Vec<u32>,
+    pub(crate) bos_token: Option<String>,
+    pub(crate) eos_token: Option<String>,
+    pub(crate) chat_template: Option<String>,
+}
+
+/// Words that are still in their files.
+pub(crate) type Unread = Box<dyn FnOnce() -> Result<Words, Error> + Send>;
+
+/// Published files, opened; in everything that is not text it is its weights.
+pub struct Checkpoint {
+    weights: Weights,
     /// The tokenizer; its `bos` is there where a text begins with it.
     pub tokenizer: Tokenizer,
     /// What kind of tokenizer, in the file's words.
@@ -47,10 +71,20 @@ pub struct Checkpoint {
     pub eos_token: Option<String>,
     /// The chat template.
     pub chat_template: Option<String>,
-    /// The name that the files give themselves.
-    pub name: Option<String>,
-    /// What is odd but not wrong, a line each.
-    pub notes: Vec<String>,
+}
+
+impl Deref for Checkpoint {
+    type Target = Weights;
+
+    fn deref(&self) -> &Weights {
+        &self.weights
+    }
+}
+
+impl DerefMut for Checkpoint {
+    fn deref_mut(&mut self) -> &mut Weights {
+        &mut self.weights
+    }
 }
 
 /// Whether `path` is for [`Checkpoint::open`]: a GGUF file, or a folder whose `config.json` names a
@@ -64,20 +98,105 @@ pub fn is_published(path: &Path) -> bool {
     config.get("kind").is_none() && config.get("model_type").is_some()
 }
 
-/// What is known of published files before their tokenizer is: enough to hold tensors against
-/// numbers.
-#[derive(Clone, Copy)]
-pub(crate) struct Shapes<'a> {
-    pub(crate) path: &'a Path,
-    pub(crate) source: Source,
-    pub(crate) family: &'static Family,
-    pub(crate) config: &'a TransformerConfig,
-    pub(crate) tensors: &'a TensorStore,
+impl Checkpoint {
+    /// Opens a GGUF file or a Hugging Face folder and checks that every tensor is there with the
+    /// shape that its configuration needs. No weight is read.
+    ///
+    /// # Errors
+    /// What does not hold, in one line.
+    pub fn open(path: &Path) -> Result<Checkpoint, Error> {
+        let (weights, words) = Weights::open(path)?;
+        Self::of(weights, words()?)
+    }
+
+    /// The same; `meanwhile` runs while another thread reads the vocabulary.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_while<T>(
+        path: &Path,
+        meanwhile: impl FnOnce(&mut Weights) -> T,
+    ) -> Result<(Checkpoint, T), Error> {
+        let (mut weights, words) = Weights::open(path)?;
+        let (words, done) = std::thread::scope(|scope| {
+            let words = scope.spawn(words);
+            let done = meanwhile(&mut weights);
+            (words.join().unwrap_or_else(|panic| resume_unwind(panic)), done)
+        });
+        Ok((Self::of(weights, words?)?, done))
+    }
+
+    fn of(weights: Weights, words: Words) -> Result<Checkpoint, Error> {
+        let (tokens, vocab) = (words.tokenizer.vocab_size(), weights.config.vocab_size);
+        if tokens > vocab {
+            return Err(Error::Vocabulary { path: weights.path, tokens, vocab });
+        }
+        let Words { tokenizer, tokenizer_kind, ends, bos_token, eos_token, chat_template } = words;
+        Ok(Checkpoint {
+            weights,
+            tokenizer,
+            tokenizer_kind,
+            ends,
+            bos_token,
+            eos_token,
+            chat_template,
+        })
+    }
 }
 
-impl Shapes<'_> {
+impl Weights {
+    fn open(path: &Path) -> Result<(Weights, Unread), Error> {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        let (mut weights, words) = if std::fs::metadata(path).map_err(io)?.is_dir() {
+            folder::open(path)?
+        } else {
+            let mut magic = [0; 4];
+            let read = File::open(path).and_then(|mut f| f.read(&mut magic)).map_err(io)?;
+            if read < 4 || magic != GGUF_MAGIC {
+                let name = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+                if name != "gguf" {
+                    return Err(Error::NotAModel { path: path.to_owned() });
+                }
+            }
+            gguf::open(path)?
+        };
+        // A file that does not fit is told before anything takes its time.
+        weights.bindings()?;
+        weights.compare_heads();
+        Ok((weights, words))
+    }
+
+    /// A file may hold a second copy of tied heads: the embedding is used.
+    fn compare_heads(&mut self) {
+        if !self.config.tie_word_embeddings {
+            return;
+        }
+        let tensor = |parameter| {
+            let name = self.family.tensors(self.is_gguf(), parameter).into_iter().next();
+            name.and_then(|(name, _)| self.find(&name)).and_then(|name| self.tensors.get(&name))
+        };
+        if let (Some(head), Some(table)) = (tensor("head.weight"), tensor("tok_emb.weight"))
+            && (head.kind != table.kind || head.bytes != table.bytes)
+        {
+            self.notes.push(
+                "heads are tied by the configuration, but the file holds another output projection: \
+                 the embedding is used"
+                    .to_owned(),
+            );
+        }
+    }
+
     fn is_gguf(&self) -> bool {
         self.source == Source::Gguf
+    }
+
+    /// The model's configuration.
+    pub fn model_config(&self) -> ModelConfig {
+        ModelConfig::Transformer(self.config.clone())
+    }
+
+    fn model_error(&self, source: models::Error) -> Error {
+        Error::Model { path: self.path.clone(), source }
     }
 
     /// The name under which the file has a tensor: some folders leave the first part away.
@@ -91,10 +210,12 @@ impl Shapes<'_> {
     }
 
     /// Which tensors make which parameter; every shape is checked.
-    pub(crate) fn bindings(&self) -> Result<Vec<Binding>, Error> {
-        let config = ModelConfig::Transformer(self.config.clone());
-        let error = |source| Error::Model { path: self.path.to_owned(), source };
-        let layout = Model::layout_of(&config).map_err(error)?;
+    ///
+    /// # Errors
+    /// A tensor that is missing or of another shape, by name; a configuration that makes no network.
+    pub fn bindings(&self) -> Result<Vec<Binding>, Error> {
+        let layout =
+            Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
         let mut all = Vec::new();
         // Adapters are in no file of the model.
         let own = layout.specs().iter().enumerate().filter(|(_, s)| !models::is_adapter(&s.name));
@@ -111,7 +232,7 @@ impl Shapes<'_> {
         all: &mut Vec<Binding>,
     ) -> Result<(), Error> {
         let pieces = self.family.tensors(self.is_gguf(), &spec.name);
-        let c = self.config;
+        let c = &self.config;
         let d = c.head_size();
         // Queries, keys and values stand one below the other.
         let parts = [c.num_attention_heads * d, c.kv_heads() * d, c.kv_heads() * d];
@@ -138,88 +259,6 @@ impl Shapes<'_> {
         }
         Ok(())
     }
-}
-
-impl Checkpoint {
-    /// Opens a GGUF file or a Hugging Face folder and checks that every tensor is there with the
-    /// shape that its configuration needs. No weight is read.
-    ///
-    /// # Errors
-    /// What does not hold, in one line.
-    pub fn open(path: &Path) -> Result<Checkpoint, Error> {
-        let io = |source| Error::Io { path: path.to_owned(), source };
-        let mut checkpoint = if std::fs::metadata(path).map_err(io)?.is_dir() {
-            folder::open(path)?
-        } else {
-            let mut magic = [0; 4];
-            let read = File::open(path).and_then(|mut f| f.read(&mut magic)).map_err(io)?;
-            if read < 4 || magic != GGUF_MAGIC {
-                let name = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-                if name != "gguf" {
-                    return Err(Error::NotAModel { path: path.to_owned() });
-                }
-            }
-            gguf::open(path)?
-        };
-        checkpoint.check()?;
-        Ok(checkpoint)
-    }
-
-    fn check(&mut self) -> Result<(), Error> {
-        let (tokens, vocab) = (self.tokenizer.vocab_size(), self.config.vocab_size);
-        if tokens > vocab {
-            return Err(Error::Vocabulary { path: self.path.clone(), tokens, vocab });
-        }
-        self.compare_heads();
-        Ok(())
-    }
-
-    /// A file may hold a second copy of tied heads: the embedding is used.
-    fn compare_heads(&mut self) {
-        if !self.config.tie_word_embeddings {
-            return;
-        }
-        let tensor = |parameter| {
-            let name = self.family.tensors(self.is_gguf(), parameter).into_iter().next();
-            name.and_then(|(name, _)| self.shapes().find(&name))
-                .and_then(|name| self.tensors.get(&name))
-        };
-        if let (Some(head), Some(table)) = (tensor("head.weight"), tensor("tok_emb.weight"))
-            && (head.kind != table.kind || head.bytes != table.bytes)
-        {
-            self.notes.push(
-                "heads are tied by the configuration, but the file holds another output projection: \
-                 the embedding is used"
-                    .to_owned(),
-            );
-        }
-    }
-
-    fn is_gguf(&self) -> bool {
-        self.source == Source::Gguf
-    }
-
-    /// The model's configuration.
-    pub fn model_config(&self) -> ModelConfig {
-        ModelConfig::Transformer(self.config.clone())
-    }
-
-    fn model_error(&self, source: models::Error) -> Error {
-        Error::Model { path: self.path.clone(), source }
-    }
-
-    /// Which tensors make which parameter; every shape is checked.
-    ///
-    /// # Errors
-    /// A tensor that is missing or of another shape, by name; a configuration that makes no network.
-    pub fn bindings(&self) -> Result<Vec<Binding>, Error> {
-        self.shapes().bindings()
-    }
-
-    fn shapes(&self) -> Shapes<'_> {
-        let Checkpoint { path, source, family, config, tensors, .. } = self;
-        Shapes { path, source: *source, family, config, tensors }
-    }
 
     /// The names of the parameters, by their place in the layout.
     pub(crate) fn parameter_names(&self) -> Result<Vec<String>, Error> {
@@ -229,10 +268,10 @@ impl Checkpoint {
     }
 
     /// Keeps matrices as the file has them, quantised or in 16 bits, from now on:
-    /// [`Checkpoint::load`] repacks them, and products read them as they are.
+    /// [`Weights::load`] repacks them, and products read them as they are.
     ///
     /// # Errors
-    /// As [`Checkpoint::bindings`].
+    /// As [`Weights::bindings`].
     pub fn keep_as_stored(&mut self) -> Result<(), Error> {
         let layout =
             Model::layout_of(&self.model_config()).map_err(|source| self.model_error(source))?;
@@ -264,7 +303,7 @@ impl Checkpoint {
     /// threads.
     ///
     /// # Errors
-    /// Memory that is not to be had; else as [`Checkpoint::bindings`].
+    /// Memory that is not to be had; else as [`Weights::bindings`].
     pub fn load(&self, threads: usize) -> Result<Model, Error> {
         let bindings = self.bindings()?;
         let mut model =

@@ -1,6 +1,6 @@
 //! A Hugging Face folder: the family by `model_type`, the tokenizer from `tokenizer.json`.
 
-use crate::checkpoint::{Checkpoint, Shapes, Source};
+use crate::checkpoint::{Source, Unread, Weights, Words};
 use crate::keys::Keys;
 use crate::{ALL, Error};
 use serde_json::Value;
@@ -15,7 +15,8 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION: &str = "generation_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
 
-pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
+/// The weights, and the words of the folder still to be read.
+pub(crate) fn open(path: &Path) -> Result<(Weights, Unread), Error> {
     let Some(config) = json(path, CONFIG)? else {
         return Err(Error::NoFile { path: path.to_owned(), name: CONFIG });
     };
@@ -28,14 +29,24 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
     };
     let keys = Keys::Folder { path: &file, config: &config, tied: family.tied };
     let numbers = (family.config)(&keys)?;
-    let tensors = formats::open_shards(path)?;
-    // Before the tokenizer, which takes its time: a folder that does not fit is told at once.
-    let source = Source::Folder;
-    Shapes { path, source, family, config: &numbers, tensors: &tensors }.bindings()?;
-    let place = path.join(TOKENIZER);
-    if !place.exists() {
+    if !path.join(TOKENIZER).exists() {
         return Err(Error::NoFile { path: path.to_owned(), name: TOKENIZER });
     }
+    let weights = Weights {
+        path: path.to_owned(),
+        source: Source::Folder,
+        family,
+        config: numbers,
+        tensors: formats::open_shards(path)?,
+        name: config.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
+        notes: Vec::new(),
+    };
+    let path = path.to_owned();
+    Ok((weights, Box::new(move || words(&path, &config))))
+}
+
+fn words(path: &Path, config: &Value) -> Result<Words, Error> {
+    let place = path.join(TOKENIZER);
     let tokenizer = Tokenizer::from_file(&place)
         .map_err(|source| Error::Tokenizer { path: place.clone(), source })?;
     let described = json(path, TOKENIZER_CONFIG)?.unwrap_or_default();
@@ -49,25 +60,18 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
     };
     let generation = json(path, GENERATION)?.unwrap_or_default();
     let mut ends: Vec<u32> = specials.eos.into_iter().collect();
-    for file in [&config, &generation] {
+    for file in [config, &generation] {
         ends.extend(file.get("eos_token_id").map(all_ids).unwrap_or_default());
     }
     ends.sort_unstable();
     ends.dedup();
-    Ok(Checkpoint {
-        path: path.to_owned(),
-        source: Source::Folder,
-        family,
-        config: numbers,
-        tensors,
+    Ok(Words {
         tokenizer: tokenizer.with_specials(specials),
         tokenizer_kind: TOKENIZER.to_owned(),
         ends,
         bos_token: named("bos_token"),
         eos_token: named("eos_token"),
         chat_template: template(path, &described)?,
-        name: config.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
-        notes: Vec::new(),
     })
 }
 

@@ -1,6 +1,6 @@
 //! A GGUF file: the family by its architecture, the tokenizer from its keys.
 
-use crate::checkpoint::{Checkpoint, Shapes, Source};
+use crate::checkpoint::{Source, Unread, Weights, Words};
 use crate::keys::{KeyTensors, Keys};
 use crate::{ALL, Error};
 use formats::{Gguf, KeyError, Metadata};
@@ -21,7 +21,8 @@ const ENDS: [&str; 8] = [
 /// Ways of cutting text whose vocabularies begin texts with `bos` unless the file says otherwise.
 const BEGIN: [&str; 3] = ["llama-bpe", "llama3", "tekken"];
 
-pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
+/// The weights, and the vocabulary of the keys still to be read.
+pub(crate) fn open(path: &Path) -> Result<(Weights, Unread), Error> {
     let Gguf { metadata, tensors, .. } = Gguf::open(path)?;
     let typed =
         |source: KeyError| Error::Gguf(formats::GgufError::Key { path: path.to_owned(), source });
@@ -38,27 +39,33 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
     let said = KeyTensors::of(&tensors);
     let keys = Keys::Gguf { path, prefix, metadata: &metadata, tensors: &said };
     let config = (family.config)(&keys)?;
-    // Before the tokenizer, which takes its time: a file that does not fit is told at once.
-    let source = Source::Gguf;
-    Shapes { path, source, family, config: &config, tensors: &tensors }.bindings()?;
-    let (tokenizer, ends, bos) = tokenizer(path, &metadata)?;
-    let text = |key: &str| metadata.text(key).map_err(typed).map(|t| t.map(str::to_owned));
-    let pre = text("tokenizer.ggml.pre")?.unwrap_or_default();
-    let kind = text("tokenizer.ggml.model")?.unwrap_or_default();
-    Ok(Checkpoint {
+    let weights = Weights {
         path: path.to_owned(),
         source: Source::Gguf,
         family,
         config,
+        name: metadata.text("general.name").map_err(typed)?.map(str::to_owned),
+        notes: Vec::new(),
+        tensors,
+    };
+    let path = path.to_owned();
+    Ok((weights, Box::new(move || words(&path, &metadata))))
+}
+
+fn words(path: &Path, metadata: &Metadata) -> Result<Words, Error> {
+    let typed =
+        |source: KeyError| Error::Gguf(formats::GgufError::Key { path: path.to_owned(), source });
+    let (tokenizer, ends, bos) = tokenizer(path, metadata)?;
+    let text = |key: &str| metadata.text(key).map_err(typed).map(|t| t.map(str::to_owned));
+    let pre = text("tokenizer.ggml.pre")?.unwrap_or_default();
+    let kind = text("tokenizer.ggml.model")?.unwrap_or_default();
+    Ok(Words {
         tokenizer_kind: format!("{kind} ({pre})"),
         bos_token: bos.and_then(|id| tokenizer.token(id)),
         eos_token: tokenizer.specials().eos.and_then(|id| tokenizer.token(id)),
         chat_template: text("tokenizer.chat_template")?,
-        name: text("general.name")?,
         tokenizer,
         ends,
-        notes: Vec::new(),
-        tensors,
     })
 }
 

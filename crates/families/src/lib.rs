@@ -25,7 +25,7 @@ mod qwen3;
 mod rope;
 
 pub use binding::{Binding, Stored};
-pub use checkpoint::{Checkpoint, Source, is_published};
+pub use checkpoint::{Checkpoint, Source, Weights, is_published};
 pub use convert::{ConvertError, Converted, Progress, Target, Watch, convert};
 pub use error::Error;
 pub use export::{ExportError, Words, can_export, export};

@@ -23,6 +23,10 @@ pub trait Pieces: Send + 'static {
     fn update(&mut self, update: Update) -> Vec<Value>;
     /// When all has ended.
     fn close(&mut self, call: &Call) -> Vec<Value>;
+    /// What ended it early.
+    fn error(&mut self, error: &ApiError) -> Value {
+        error.body()
+    }
     /// The name of the event that a piece is, where the interface has such names.
     fn event(&self, _piece: &Value) -> Option<String> {
         None
@@ -95,7 +99,8 @@ impl<P: Pieces> Stream<P> {
                     self.ended = true;
                 }
                 Ok(Err(error)) => {
-                    self.push(vec![error.body()]);
+                    let piece = self.pieces.error(&error);
+                    self.push(vec![piece]);
                     self.ended = true;
                 }
             }

@@ -147,7 +147,7 @@ impl App {
         sequences: usize,
     ) -> Result<Vec<Box<dyn Constraint>>, ApiError> {
         let Some(grammar) = grammar else { return Ok(Vec::new()) };
-        let tokens = (self.engine.vocab_size(), self.model.ends.first().copied());
+        let tokens = (self.engine.vocab_size(), &self.model.ends[..]);
         self.grammars.constraints(grammar, sequences, &self.model.tokenizer, tokens)
     }
 

@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::metrics::Phases;
 use axum::http::StatusCode;
 use engine::Finish;
-use engine::serving::{Asked, Chosen, Event, PromptToken, Stamped, Ticket, Waited};
+use engine::serving::{Asked, Chosen, Event, PromptToken, Refusal, Sink, Stamped, Ticket, Waited};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -80,34 +80,19 @@ impl Call {
         all: Vec<Asked>,
     ) -> Result<Self, ApiError> {
         let (sender, inbox) = unbounded_channel();
-        let (mut tickets, mut jobs) = (Vec::new(), Vec::new());
+        let (mut jobs, mut sizes, mut requests) = (Vec::new(), Vec::new(), Vec::new());
         for (number, asked) in all.into_iter().enumerate() {
-            let sequences = asked.request.sequences;
-            jobs.push(Job {
-                prompt: asked.request.prompt.len(),
-                sequences,
-                cached: 0,
-                preempted: 0,
-                guessed: (0, 0),
-                generated: 0,
-                open: sequences,
-                started: None,
-                first: None,
-                ended: None,
-                last: vec![None; sequences],
-                waited: Waited::default(),
-            });
+            let (prompt, sequences) = (asked.request.prompt.len(), asked.request.sequences);
+            jobs.push(Job::new(prompt, sequences));
+            sizes.push(Size { prompt, sequences, new: asked.request.max_tokens });
             let sender = sender.clone();
             // A call that is gone has dropped its tickets, so nothing is left to be told.
-            let sink = move |told| drop(sender.send((number, told)));
-            let size = Size {
-                prompt: asked.request.prompt.len(),
-                sequences,
-                new: asked.request.max_tokens,
-            };
-            let ticket = app.engine.submit(asked, Box::new(sink));
-            tickets.push(ticket.map_err(|refusal| with_numbers(app, size, refusal.into()))?);
+            let sink: Sink = Box::new(move |told| drop(sender.send((number, told))));
+            requests.push((asked, sink));
         }
+        let refused =
+            |(at, refusal): (usize, Refusal)| with_numbers(app, sizes[at], refusal.into());
+        let tickets = app.engine.submit(requests).map_err(refused)?;
         let (app, failed) = (Arc::clone(app), false);
         let ids = vec![Vec::new(); jobs.iter().map(|job: &Job| job.sequences).sum()];
         Ok(Self { app, tickets, inbox, jobs, ids, arrived, failed, _under_way: under_way })
@@ -278,6 +263,23 @@ fn waited(waited: &Waited) -> Value {
 }
 
 impl Job {
+    fn new(prompt: usize, sequences: usize) -> Self {
+        Self {
+            prompt,
+            sequences,
+            cached: 0,
+            preempted: 0,
+            guessed: (0, 0),
+            generated: 0,
+            open: sequences,
+            started: None,
+            first: None,
+            ended: None,
+            last: vec![None; sequences],
+            waited: Waited::default(),
+        }
+    }
+
     fn phases(&self, arrived: Instant) -> Phases {
         let seconds = |from: Instant, to: Option<Instant>| {
             to.map_or(0.0, |to| to.saturating_duration_since(from).as_secs_f64())

@@ -6,10 +6,11 @@ use crate::call::{Call, Update, reason};
 use crate::completions::{include_usage, label};
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field};
+use crate::heard::{Called, Listener, Part, Said, add, whole as as_whole};
 use crate::prompt;
 use crate::receipt;
 use crate::sampling::{SAMPLING, Sampling};
-use crate::tools::{Called, Listener, Part, Tools, Written};
+use crate::tools::{Tools, Written};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use engine::Finish;
@@ -117,8 +118,7 @@ struct Heard {
 
 #[derive(Clone, Default)]
 struct Choice {
-    text: String,
-    calls: Vec<Value>,
+    said: Vec<Said>,
     finish: Option<&'static str>,
     logprobs: Vec<Value>,
 }
@@ -174,12 +174,7 @@ impl Shape {
             let (parts, finish) = self.hear(at, &update);
             let choice = &mut choices[at];
             choice.finish = finish;
-            for part in parts {
-                match part {
-                    Part::Text(text) => choice.text.push_str(&text),
-                    Part::Call(called) => choice.calls.push(told(&called)),
-                }
-            }
+            parts.iter().for_each(|part| add(&mut choice.said, part));
             if let Update::Token(_, chosen) = &update
                 && self.logprobs
             {
@@ -194,11 +189,18 @@ impl Shape {
                 true => json!({ "content": choice.logprobs, "refusal": null }),
                 false => Value::Null,
             };
-            let silent = choice.text.is_empty() && !choice.calls.is_empty();
-            let content = if silent { Value::Null } else { choice.text.into() };
+            let (mut text, mut calls) = (String::new(), Vec::new());
+            for one in as_whole(&choice.said) {
+                match one {
+                    Said::Text(more) => text.push_str(&more),
+                    Said::Call(called) => calls.push(told(&called)),
+                }
+            }
+            let silent = text.is_empty() && !calls.is_empty();
+            let content = if silent { Value::Null } else { text.into() };
             let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
-            if !choice.calls.is_empty() {
-                message["tool_calls"] = choice.calls.into();
+            if !calls.is_empty() {
+                message["tool_calls"] = calls.into();
             }
             json!({
                 "index": index, "finish_reason": choice.finish, "logprobs": logprobs,
@@ -228,13 +230,22 @@ impl Pieces for Shape {
         let (parts, finish) = self.hear(at, &update);
         let mut deltas: Vec<Value> = Vec::new();
         for part in parts {
+            let number = self.heard[at].calls.saturating_sub(1);
+            let of_call = |call: Value| json!({ "tool_calls": [call] });
             match part {
                 Part::Text(text) => deltas.push(json!({ "content": text })),
-                Part::Call(called) => {
-                    let number = self.heard[at].calls;
+                Part::Begin(called) => {
+                    let mut head = told(&called);
+                    head["index"] = self.heard[at].calls.into();
                     self.heard[at].calls += 1;
-                    deltas.extend(pieces_of(number, &called));
+                    deltas.push(of_call(head));
                 }
+                Part::Arguments(more) => {
+                    let more = json!({ "index": number, "function": { "arguments": more } });
+                    deltas.push(of_call(more));
+                }
+                // What was sent stands; a warning tells the rest.
+                Part::End | Part::Broken(_) => {}
             }
         }
         let mut logprobs = match &update {
@@ -243,8 +254,9 @@ impl Pieces for Shape {
             }
             _ => Value::Null,
         };
-        // An end, or a log-probability, is told even where no text came with it.
-        if deltas.is_empty() && (finish.is_some() || self.logprobs) {
+        // An end, a log-probability or a warning is told even where no text came with it.
+        let late = self.heard[at].listener.take_warnings();
+        if deltas.is_empty() && (finish.is_some() || self.logprobs || !late.is_empty()) {
             deltas.push(json!({}));
         }
         let last = deltas.len().saturating_sub(1);
@@ -253,7 +265,6 @@ impl Pieces for Shape {
             let finish = finish.filter(|_| i == last);
             pieces.push(self.piece(at, delta, std::mem::take(&mut logprobs), finish));
         }
-        let late = self.heard[at].listener.take_warnings();
         if let Some(piece) = pieces.last_mut().filter(|_| !late.is_empty()) {
             piece["warnings"] = json!(late);
         }
@@ -266,22 +277,12 @@ impl Pieces for Shape {
     }
 }
 
-/// A call in a whole answer.
+/// A call, as far as it came.
 fn told(called: &Called) -> Value {
     json!({
         "id": id(called), "type": "function",
         "function": { "name": called.name, "arguments": called.arguments },
     })
-}
-
-/// A call in pieces: its head, then its arguments.
-fn pieces_of(number: usize, called: &Called) -> [Value; 2] {
-    let head = json!({
-        "index": number, "id": id(called), "type": "function",
-        "function": { "name": called.name, "arguments": "" },
-    });
-    let rest = json!({ "index": number, "function": { "arguments": called.arguments } });
-    [json!({ "tool_calls": [head] }), json!({ "tool_calls": [rest] })]
 }
 
 fn id(called: &Called) -> String {

@@ -50,7 +50,7 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// The body of the answer, which streams send as well.
+    /// The body of the answer, which streams send as well: OpenAI's shape, within Anthropic's.
     #[must_use]
     pub fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
@@ -67,7 +67,7 @@ impl ApiError {
         if let Some(details) = &self.details {
             error["details"] = (**details).clone();
         }
-        json!({ "error": error })
+        json!({ "type": "error", "error": error })
     }
 }
 
@@ -106,6 +106,10 @@ impl From<RulesError> for ApiError {
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> Self {
         use engine::Error as E;
+        // What a client's grammar leads to is the client's.
+        if let E::Constraint(_) = error {
+            return Self::request(error).code("invalid_grammar");
+        }
         if error.is_failure() {
             return Self::new(StatusCode::INTERNAL_SERVER_ERROR, error).code("failed");
         }
@@ -148,6 +152,13 @@ impl From<Refusal> for ApiError {
                     "predicted_wait_s": retry_after.as_secs(),
                 }))),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+            },
+            Refusal::TooMany { asked, requests, most } => Self {
+                code: Some("too_many_sequences"),
+                details: Some(Box::new(json!({
+                    "asked": asked, "prompts": requests, "limit": most,
+                }))),
+                ..Self::request(message)
             },
             Refusal::Gone => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
         }

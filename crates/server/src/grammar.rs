@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 use tokenizer::Tokenizer;
 
+/// Bytes that a grammar may have.
+const MOST_BYTES: usize = 256 * 1024;
+
 /// What an answer must follow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "value", rename_all = "snake_case")]
@@ -114,8 +117,18 @@ impl Grammar {
             Self::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
             Self::Choice(all) => {
                 let quoted: Vec<String> = all.iter().map(|one| json!(one).to_string()).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", quoted.join(" | ")))
+                // One terminal: as rules, each would be followed apart.
+                let grammar = format!("start: CHOICE\nCHOICE: {}", quoted.join(" | "));
+                TopLevelGrammar::from_lark(grammar)
             }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Json(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(all) => all.iter().map(String::len).sum(),
         }
     }
 }
@@ -136,25 +149,28 @@ impl Grammars {
         grammar: &Grammar,
         count: usize,
         tokenizer: &Tokenizer,
-        (vocabulary, end): (usize, Option<u32>),
+        (vocabulary, ends): (usize, &[u32]),
     ) -> Result<Vec<Box<dyn Constraint>>, ApiError> {
         let wrong = |what: String| {
-            let what = what.lines().next().unwrap_or_default().to_owned();
-            ApiError::field("structured_outputs", format!("the grammar cannot be used: {what}"))
-                .code("invalid_grammar")
+            let what = format!("the grammar cannot be used: {}", first_line(what));
+            ApiError::field("structured_outputs", what).code("invalid_grammar")
         };
-        let Some(end) = end else {
+        let bytes = grammar.bytes();
+        if bytes > MOST_BYTES {
+            return Err(wrong(format!("it has {bytes} bytes, expected {MOST_BYTES} at most")));
+        }
+        let Some(&end) = ends.first() else {
             return Err(wrong("this model has no token that ends an answer".to_owned()));
         };
         let factory = self.factory.get_or_init(|| factory(tokenizer, vocabulary, end));
         let factory = factory.as_ref().map_err(|what| wrong(what.clone()))?;
         let parser = factory.create_parser(grammar.compiled()).map_err(|e| wrong(e.to_string()))?;
-        let matcher = Matcher::new(Ok(parser));
-        if let Some(what) = matcher.get_error() {
-            return Err(wrong(what));
-        }
+        let mut matcher = Matcher::new(Ok(parser));
+        // One that allows nothing to begin with, or is too wide, shows here.
+        matcher.compute_mask_or_eos().map_err(|e| wrong(e.to_string()))?;
         let one = |_| -> Box<dyn Constraint> {
-            Box::new(AtWork { matcher: matcher.deep_clone(), mask: SimpleVob::new() })
+            let (matcher, mask) = (matcher.deep_clone(), SimpleVob::new());
+            Box::new(AtWork { matcher, mask, ends: ends.to_vec() })
         };
         Ok((0..count).map(one).collect())
     }
@@ -173,15 +189,25 @@ fn factory(tokenizer: &Tokenizer, vocabulary: usize, end: u32) -> Result<ParserF
 struct AtWork {
     matcher: Matcher,
     mask: SimpleVob,
+    /// The tokens that end an answer; the grammar knows the first.
+    ends: Vec<u32>,
 }
 
 impl Constraint for AtWork {
     fn mask(&mut self) -> Result<&[u32], String> {
-        self.mask = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        self.mask = self.matcher.compute_mask_or_eos().map_err(first_line)?;
+        if self.ends.first().is_some_and(|&end| self.mask.is_allowed(end)) {
+            self.ends.iter().for_each(|&end| self.mask.allow_token(end));
+        }
         Ok(self.mask.as_slice())
     }
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
-        self.matcher.consume_token(token).map_err(|e| e.to_string())
+        self.matcher.consume_token(token).map_err(first_line)
     }
+}
+
+/// What stopped a grammar; further lines are the library's own.
+fn first_line(error: impl std::fmt::Display) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }

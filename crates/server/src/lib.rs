@@ -15,6 +15,7 @@ mod embeddings;
 mod error;
 pub mod fields;
 mod grammar;
+mod heard;
 mod listen;
 mod messages;
 mod metrics;
@@ -33,6 +34,7 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "tls_absent.rs"]
 mod tls;
+mod tool_grammar;
 mod tools;
 
 pub use app::{App, Guesser, Options, Served};

@@ -4,10 +4,11 @@ use crate::app::{App, UnderWay};
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field, name_of};
+use crate::heard::{Called, Part, Said};
 use crate::prompt::{self, Turn};
 use crate::sampling::SAMPLING;
 use crate::talk::{Asked, Dialect, Told, counts, talk};
-use crate::tools::{Part, Tools, Written};
+use crate::tools::{Tools, Written};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use engine::Finish;
@@ -164,11 +165,10 @@ struct Shape {
 
 impl Shape {
     fn message(&self, content: Value, call: &Call) -> Value {
-        let (read, cached, written) = counts(call);
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model,
             "content": content, "stop_reason": null, "stop_sequence": null,
-            "usage": { "input_tokens": read, "cache_read_input_tokens": cached, "output_tokens": written },
+            "usage": usage(call),
         })
     }
 
@@ -187,17 +187,29 @@ impl Shape {
     }
 }
 
-/// A part as a block of the content; a call's input is left out where it comes in pieces.
-fn block(part: &Part, with_input: bool) -> Value {
-    match part {
-        Part::Text(text) => json!({ "type": "text", "text": text }),
-        Part::Call(called) => {
-            let input = serde_json::from_str::<Value>(&called.arguments).ok();
-            let input = input.filter(|_| with_input).unwrap_or_else(|| json!({}));
-            let id = format!("toolu_{}", called.id);
-            json!({ "type": "tool_use", "id": id, "name": called.name, "input": input })
+/// A part as a block of the content.
+fn block(said: &Said) -> Value {
+    match said {
+        Said::Text(text) => json!({ "type": "text", "text": text }),
+        Said::Call(called) => {
+            let input = serde_json::from_str::<Value>(&called.arguments);
+            begun(called, input.unwrap_or_else(|_| json!({})))
         }
     }
+}
+
+fn begun(called: &Called, input: Value) -> Value {
+    let id = format!("toolu_{}", called.id);
+    json!({ "type": "tool_use", "id": id, "name": called.name, "input": input })
+}
+
+/// In this dialect tokens that were cached are counted apart.
+fn usage(call: &Call) -> Value {
+    let (read, cached, written) = counts(call);
+    json!({
+        "input_tokens": read - cached, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached, "output_tokens": written,
+    })
 }
 
 fn reason(told: &Told) -> Value {
@@ -216,7 +228,7 @@ impl Dialect for Shape {
     }
 
     fn whole(&self, told: &Told, call: &Call) -> Value {
-        let content = told.said().iter().map(|part| block(part, true)).collect();
+        let content = told.whole().iter().map(block).collect();
         let mut message = self.message(content, call);
         message["stop_reason"] = reason(told);
         message["stop_sequence"] = json!(told.stop);
@@ -237,25 +249,22 @@ impl Dialect for Shape {
                 }
                 pieces.push(self.delta(&json!({ "type": "text_delta", "text": text })));
             }
-            Part::Call(called) => {
+            Part::Begin(called) => {
                 if self.in_text {
                     pieces.push(self.end());
                 }
-                pieces.push(self.begin(&block(part, false)));
-                let json = &called.arguments;
-                let delta = json!({ "type": "input_json_delta", "partial_json": json });
-                pieces.push(self.delta(&delta));
-                pieces.push(self.end());
+                pieces.push(self.begin(&begun(called, json!({}))));
             }
+            Part::Arguments(more) => {
+                let delta = json!({ "type": "input_json_delta", "partial_json": more });
+                pieces.push(self.delta(&delta));
+            }
+            Part::End | Part::Broken(_) => pieces.push(self.end()),
         }
         pieces
     }
 
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value> {
-        let (read, cached, written) = counts(call);
-        let usage = json!({
-            "input_tokens": read, "cache_read_input_tokens": cached, "output_tokens": written,
-        });
         let delta = json!({ "stop_reason": reason(told), "stop_sequence": told.stop });
         let mut pieces = Vec::new();
         if self.blocks == 0 {
@@ -265,7 +274,7 @@ impl Dialect for Shape {
         if self.in_text {
             pieces.push(self.end());
         }
-        pieces.push(json!({ "type": "message_delta", "delta": delta, "usage": usage }));
+        pieces.push(json!({ "type": "message_delta", "delta": delta, "usage": usage(call) }));
         pieces.push(json!({ "type": "message_stop" }));
         pieces
     }

@@ -4,11 +4,12 @@ use crate::app::{App, UnderWay, unix_seconds};
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, Kind, field, name_of};
+use crate::heard::{Part, Said};
 use crate::messages::one_answer;
 use crate::prompt::Turn;
 use crate::sampling::SAMPLING;
 use crate::talk::{Asked, Dialect, Told, counts, talk};
-use crate::tools::{Choice, Part, Tools, Written};
+use crate::tools::{Choice, Tools, Written};
 use axum::response::Response;
 use engine::Finish;
 use serde_json::{Value, json};
@@ -79,7 +80,7 @@ pub async fn responses(
         repeated: repeated(&fields, &tools),
         sequence: 0,
         items: 0,
-        text: None,
+        under_way: None,
     };
     let (arrived, stops) = ((arrived, under_way), Vec::new());
     let asked = Asked { arrived, fields, turns, tools, max_tokens, stops };
@@ -168,6 +169,19 @@ fn translate(at: String, item: &Value, all: &mut Vec<Turn>) -> Result<(), ApiErr
     Ok(())
 }
 
+/// How much of an item there is.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Begun,
+    Whole,
+    /// The answer ended before it did.
+    CutOff,
+}
+
+fn is_whole(told: &Told) -> bool {
+    matches!(told.finish, Some(Finish::Eos | Finish::Stop))
+}
+
 struct Shape {
     number: String,
     model: String,
@@ -177,23 +191,29 @@ struct Shape {
     sequence: u64,
     /// Items that a stream has begun.
     items: usize,
-    /// The text of the item under way.
-    text: Option<String>,
+    /// The item under way.
+    under_way: Option<Said>,
 }
 
 impl Shape {
-    /// An item of the output, numbered; `done` says whether it is whole.
-    fn item(&self, number: usize, part: &Part, done: bool) -> Value {
-        let status = if done { "completed" } else { "in_progress" };
-        match part {
-            Part::Text(text) => {
+    /// An item of the output, numbered.
+    fn item(&self, number: usize, said: &Said, state: State) -> Value {
+        let status = match (state, said) {
+            (State::Begun, _) => "in_progress",
+            (State::CutOff, _) => "incomplete",
+            (_, Said::Call(called)) if called.broken.is_some() => "incomplete",
+            (State::Whole, _) => "completed",
+        };
+        let done = state != State::Begun;
+        match said {
+            Said::Text(text) => {
                 let content: Vec<Value> = done.then(|| self::part(text)).into_iter().collect();
                 json!({
                     "id": format!("msg_{}_{number}", self.number), "type": "message",
                     "role": "assistant", "status": status, "content": content,
                 })
             }
-            Part::Call(called) => json!({
+            Said::Call(called) => json!({
                 "id": format!("fc_{}_{number}", self.number), "type": "function_call",
                 "call_id": format!("call_{}", called.id), "name": called.name, "status": status,
                 "arguments": if done { called.arguments.as_str() } else { "" },
@@ -213,18 +233,18 @@ impl Shape {
         response
     }
 
-    fn ended(&self, told: &Told, call: &Call) -> Value {
+    fn ended(&self, told: &Told, said: &[Said], call: &Call) -> Value {
         let (read, cached, written) = counts(call);
-        let total = read.as_u64().unwrap_or(0) + written.as_u64().unwrap_or(0);
         let usage = json!({
             "input_tokens": read, "input_tokens_details": { "cached_tokens": cached },
             "output_tokens": written, "output_tokens_details": { "reasoning_tokens": 0 },
-            "total_tokens": total,
+            "total_tokens": read + written,
         });
-        let whole = matches!(told.finish, Some(Finish::Eos | Finish::Stop));
+        let whole = is_whole(told);
         let status = if whole { "completed" } else { "incomplete" };
-        let said = told.said();
-        let items = said.iter().enumerate().map(|(i, part)| self.item(i, part, true)).collect();
+        let last = said.len().saturating_sub(1);
+        let state = |i: usize| if i == last && !whole { State::CutOff } else { State::Whole };
+        let items = said.iter().enumerate().map(|(i, one)| self.item(i, one, state(i))).collect();
         let mut response = self.response(status, items, usage);
         if !whole {
             response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
@@ -241,41 +261,58 @@ impl Shape {
     }
 
     /// Begins an item.
-    fn begin(&mut self, part: &Part) -> Value {
-        let item = self.item(self.items, part, false);
+    fn begin(&mut self, said: Said) -> Vec<Value> {
+        let (at, item) = (self.items, self.item(self.items, &said, State::Begun));
         self.items += 1;
-        let at = self.items - 1;
-        self.piece("response.output_item.added", json!({ "output_index": at, "item": item }))
+        let added = json!({ "output_index": at, "item": item });
+        let mut pieces = vec![self.piece("response.output_item.added", added)];
+        if let Said::Text(_) = said {
+            let mut place = self.place();
+            place["part"] = part("");
+            pieces.push(self.piece("response.content_part.added", place));
+        }
+        self.under_way = Some(said);
+        pieces
     }
 
-    /// Where a piece of text belongs.
+    /// Where a piece of the item under way belongs.
     fn place(&self) -> Value {
         let at = self.items.saturating_sub(1);
-        let id = format!("msg_{}_{at}", self.number);
-        json!({ "item_id": id, "output_index": at, "content_index": 0 })
+        match self.under_way {
+            Some(Said::Call(_)) => {
+                json!({ "item_id": format!("fc_{}_{at}", self.number), "output_index": at })
+            }
+            _ => {
+                let id = format!("msg_{}_{at}", self.number);
+                json!({ "item_id": id, "output_index": at, "content_index": 0 })
+            }
+        }
     }
 
-    fn begin_text(&mut self) -> Vec<Value> {
-        self.text = Some(String::new());
-        let added = self.begin(&Part::Text(String::new()));
-        let mut place = self.place();
-        place["part"] = part("");
-        vec![added, self.piece("response.content_part.added", place)]
-    }
-
-    fn end_text(&mut self) -> Vec<Value> {
-        let Some(said) = self.text.take() else { return Vec::new() };
-        let (mut text, mut whole) = (self.place(), self.place());
-        text["text"] = said.clone().into();
-        text["logprobs"] = json!([]);
-        whole["part"] = part(&said);
-        let at = self.items - 1;
-        let item = self.item(at, &Part::Text(said), true);
-        vec![
-            self.piece("response.output_text.done", text),
-            self.piece("response.content_part.done", whole),
-            self.piece("response.output_item.done", json!({ "output_index": at, "item": item })),
-        ]
+    /// Ends the item under way, if there is one.
+    fn end(&mut self, state: State) -> Vec<Value> {
+        let (mut first, mut second) = (self.place(), self.place());
+        let Some(said) = self.under_way.take() else { return Vec::new() };
+        let mut pieces = match &said {
+            Said::Text(text) => {
+                first["text"] = text.as_str().into();
+                first["logprobs"] = json!([]);
+                second["part"] = part(text);
+                vec![
+                    self.piece("response.output_text.done", first),
+                    self.piece("response.content_part.done", second),
+                ]
+            }
+            Said::Call(called) => {
+                first["name"] = called.name.as_str().into();
+                first["arguments"] = called.arguments.as_str().into();
+                vec![self.piece("response.function_call_arguments.done", first)]
+            }
+        };
+        let at = self.items.saturating_sub(1);
+        let done = json!({ "output_index": at, "item": self.item(at, &said, state) });
+        pieces.push(self.piece("response.output_item.done", done));
+        pieces
     }
 }
 
@@ -289,7 +326,7 @@ impl Dialect for Shape {
     }
 
     fn whole(&self, told: &Told, call: &Call) -> Value {
-        self.ended(told, call)
+        self.ended(told, &told.whole(), call)
     }
 
     fn open(&mut self, _call: &Call) -> Vec<Value> {
@@ -301,42 +338,53 @@ impl Dialect for Shape {
     }
 
     fn part(&mut self, part: &Part) -> Vec<Value> {
-        match part {
-            Part::Text(text) => {
-                let mut pieces = match self.text {
-                    Some(_) => Vec::new(),
-                    None => self.begin_text(),
-                };
-                self.text.iter_mut().for_each(|all| all.push_str(text));
-                let mut place = self.place();
+        let mut pieces = Vec::new();
+        if let (Part::Text(_), Some(Said::Call(_)) | None) | (Part::Begin(_), _) =
+            (part, &self.under_way)
+        {
+            pieces.extend(self.end(State::Whole));
+            pieces.extend(self.begin(match part {
+                Part::Begin(called) => Said::Call(called.clone()),
+                _ => Said::Text(String::new()),
+            }));
+        }
+        let mut place = self.place();
+        match (part, &mut self.under_way) {
+            (Part::Text(text), Some(Said::Text(all))) => {
+                all.push_str(text);
                 place["delta"] = text.as_str().into();
                 place["logprobs"] = json!([]);
                 pieces.push(self.piece("response.output_text.delta", place));
-                pieces
             }
-            Part::Call(called) => {
-                let mut pieces = self.end_text();
-                pieces.push(self.begin(part));
-                let at = self.items - 1;
-                let item = self.item(at, part, true);
-                let place = || json!({ "item_id": item["id"], "output_index": at });
-                let (mut delta, mut done) = (place(), place());
-                delta["delta"] = called.arguments.as_str().into();
-                done["arguments"] = called.arguments.as_str().into();
-                let kind = "response.function_call_arguments";
-                pieces.push(self.piece(&format!("{kind}.delta"), delta));
-                pieces.push(self.piece(&format!("{kind}.done"), done));
-                let item = json!({ "output_index": at, "item": item });
-                pieces.push(self.piece("response.output_item.done", item));
-                pieces
+            (Part::Arguments(more), Some(Said::Call(called))) => {
+                called.arguments.push_str(more);
+                place["delta"] = more.as_str().into();
+                pieces.push(self.piece("response.function_call_arguments.delta", place));
             }
+            (Part::Broken(text), Some(Said::Call(called))) => {
+                called.broken = Some(text.clone());
+                pieces.extend(self.end(State::Whole));
+            }
+            (Part::End, Some(Said::Call(_))) => pieces.extend(self.end(State::Whole)),
+            _ => {}
         }
+        pieces
+    }
+
+    fn error(&mut self, error: &ApiError) -> Value {
+        let told = json!({ "code": error.code, "message": error.message, "param": error.param });
+        self.piece("error", told)
     }
 
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value> {
-        let mut pieces = if self.items == 0 { self.begin_text() } else { Vec::new() };
-        pieces.extend(self.end_text());
-        let response = self.ended(told, call);
+        let mut pieces = match self.items {
+            0 => self.begin(Said::Text(String::new())),
+            _ => Vec::new(),
+        };
+        pieces.extend(self.end(if is_whole(told) { State::Whole } else { State::CutOff }));
+        // What was sent stands.
+        let said = if told.said.is_empty() { told.whole() } else { told.said.clone() };
+        let response = self.ended(told, &said, call);
         let kind = format!("response.{}", response["status"].as_str().unwrap_or("completed"));
         pieces.push(self.piece(&kind, json!({ "response": response })));
         pieces

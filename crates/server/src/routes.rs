@@ -169,9 +169,14 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let began = Instant::now();
     let preflight = method == Method::OPTIONS && app.options.cors_origin.is_some();
-    let mut response = match preflight {
-        true => StatusCode::NO_CONTENT.into_response(),
-        false => next.run(request).await,
+    let packed = request.headers().get(header::CONTENT_ENCODING).filter(|how| *how != "identity");
+    let mut response = match packed {
+        _ if preflight => StatusCode::NO_CONTENT.into_response(),
+        Some(how) => {
+            let message = format!("content-encoding {how:?}: bodies are read as they are sent");
+            ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).into_response()
+        }
+        None => next.run(request).await,
     };
     if let Some(origin) = &app.options.cors_origin {
         let headers: [(HeaderName, &str); 3] = [

@@ -122,7 +122,10 @@ impl Sampling {
             end,
             salt: fields.text("cache_salt").unwrap_or_default().to_owned(),
             grammar,
-            grammar_field: "structured_outputs",
+            grammar_field: match fields.value("structured_outputs") {
+                Some(_) => "structured_outputs",
+                None => "response_format",
+            },
         })
     }
 
@@ -133,6 +136,7 @@ impl Sampling {
     pub fn with_tools(self, app: &App, tools: &Tools) -> Result<Self, ApiError> {
         match (tools.grammar(app)?, &self.grammar) {
             (None, _) => Ok(self),
+            (Some(_), Some(_)) if !tools.are_forced() => Ok(self),
             (Some(_), Some(_)) => Err(ApiError::field(
                 "tool_choice",
                 "tool_choice: an answer that must call a tool follows the tool's schema; leave \

@@ -8,10 +8,11 @@ use crate::app::{App, UnderWay};
 use crate::call::{Call, Update};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::heard::{self, Listener, Part, Said};
 use crate::prompt::{self, Turn};
 use crate::receipt;
 use crate::sampling::Sampling;
-use crate::tools::{Listener, Part, Tools};
+use crate::tools::Tools;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use engine::Finish;
@@ -30,6 +31,10 @@ pub trait Dialect: Send + 'static {
     fn open(&mut self, call: &Call) -> Vec<Value>;
     /// The pieces of a part.
     fn part(&mut self, part: &Part) -> Vec<Value>;
+    /// What ends a stream early.
+    fn error(&mut self, error: &ApiError) -> Value {
+        error.body()
+    }
     /// The pieces that end a stream.
     fn close(&mut self, told: &Told, call: &Call) -> Vec<Value>;
 }
@@ -37,8 +42,8 @@ pub trait Dialect: Send + 'static {
 /// An answer so far.
 #[derive(Debug, Clone, Default)]
 pub struct Told {
-    /// What it said; one text at least.
-    pub parts: Vec<Part>,
+    /// What it said.
+    pub said: Vec<Said>,
     /// Why it ended.
     pub finish: Option<Finish>,
     /// The stop text that came.
@@ -63,22 +68,17 @@ impl Told {
             }
             Update::Prompt(..) | Update::Pooled(..) => Vec::new(),
         };
-        for part in &parts {
-            match (self.parts.last_mut(), part) {
-                (Some(Part::Text(last)), Part::Text(text)) => last.push_str(text),
-                _ => self.parts.push(part.clone()),
-            }
-        }
+        parts.iter().for_each(|part| heard::add(&mut self.said, part));
         self.warnings.extend(self.listener.take_warnings());
         parts
     }
 
-    /// What was said, with an empty text where it was nothing.
+    /// What was said, where all of it is known: one text at least.
     #[must_use]
-    pub fn said(&self) -> Vec<Part> {
-        match self.parts.is_empty() {
-            true => vec![Part::Text(String::new())],
-            false => self.parts.clone(),
+    pub fn whole(&self) -> Vec<Said> {
+        match self.said.is_empty() {
+            true => vec![Said::Text(String::new())],
+            false => heard::whole(&self.said),
         }
     }
 
@@ -168,6 +168,10 @@ impl<D: Dialect> Pieces for Streamed<D> {
         pieces
     }
 
+    fn error(&mut self, error: &ApiError) -> Value {
+        self.dialect.error(error)
+    }
+
     fn event(&self, piece: &Value) -> Option<String> {
         piece["type"].as_str().map(str::to_owned)
     }
@@ -183,8 +187,12 @@ impl<D: Dialect> Pieces for Streamed<D> {
 
 /// The counts of a call: read, of those cached, written.
 #[must_use]
-pub fn counts(call: &Call) -> (Value, Value, Value) {
+pub fn counts(call: &Call) -> (u64, u64, u64) {
     let usage = call.usage();
-    let cached = usage["prompt_tokens_details"]["cached_tokens"].clone();
-    (usage["prompt_tokens"].clone(), cached, usage["completion_tokens"].clone())
+    let count = |path: &str| usage.pointer(path).and_then(Value::as_u64).unwrap_or(0);
+    (
+        count("/prompt_tokens"),
+        count("/prompt_tokens_details/cached_tokens"),
+        count("/completion_tokens"),
+    )
 }

@@ -1,20 +1,18 @@
-//! Tools that an answer may call: what clients say of them, the grammar that makes an answer call one,
-//! and the calls that an answer makes.
+//! Tools that an answer may call: what clients say of them, and what they ask of an answer.
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, name_of};
 use crate::grammar::Grammar;
-use chat::{CallFormat, CallReader, Read};
-use engine::serving::Chosen;
+use crate::heard::{Listener, hex};
+use crate::tool_grammar::{Callable, when_called, when_forced};
+use chat::{CallFormat, CallReader};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use std::fmt::Write;
 
 /// Tools of one request, at most.
 const MOST_TOOLS: usize = 128;
 /// Calls of one answer, at most.
-const MOST_CALLS: usize = 16;
+pub const MOST_CALLS: usize = 16;
 
 /// Whether an answer calls a tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +93,8 @@ impl Tools {
         let format = template.and_then(chat::ChatTemplate::call_format);
         let tools = Self { all, choice, parallel, format };
         if tools.are_offered() {
-            fields.warnings.extend(tools.notes(template));
+            let formatted = Grammar::read(fields)?.is_some();
+            fields.warnings.extend(tools.notes(template, formatted));
         }
         Ok(tools)
     }
@@ -104,21 +103,17 @@ impl Tools {
         !self.all.is_empty() && self.choice != Choice::None
     }
 
-    fn notes(&self, template: Option<&chat::ChatTemplate>) -> Vec<String> {
+    fn notes(&self, template: Option<&chat::ChatTemplate>, formatted: bool) -> Vec<String> {
         let mut notes = Vec::new();
         if template.is_some_and(|template| !template.takes_tools()) {
             let note = "tools: this model's template has no place for them; they are told of in the \
                  system message";
             notes.push(note.to_owned());
         }
-        let strict = self.all.iter().find(|tool| tool.strict);
-        if let (Some(tool), Choice::Auto) = (strict, &self.choice) {
-            let note = format!(
-                "tools: `strict` of {:?} holds only where a call is required; a call that the model \
-                 makes by itself may depart from the schema",
-                tool.name
-            );
-            notes.push(note);
+        if formatted && self.choice == Choice::Auto && self.all.iter().any(|tool| tool.strict) {
+            let note = "tools: an answer that follows `response_format` or `structured_outputs` does \
+                 not follow a `strict` schema";
+            notes.push(note.to_owned());
         }
         if template.is_some() && self.format.is_none() {
             let note = "tools: how this model writes calls is not known; they come as text";
@@ -134,21 +129,46 @@ impl Tools {
         offered.map(|tool| tool.told.clone()).collect()
     }
 
-    /// The grammar of an answer that must call a tool.
+    /// Whether an answer must call a tool.
+    #[must_use]
+    pub fn are_forced(&self) -> bool {
+        matches!(self.choice, Choice::Required | Choice::Named(_))
+    }
+
+    /// The grammar of an answer that must call a tool, or whose calls must follow their schemas.
     ///
     /// # Errors
     /// A model whose way to write calls is not known.
     pub fn grammar(&self, app: &App) -> Result<Option<Grammar>, ApiError> {
         let callable: Vec<&Tool> = match &self.choice {
-            Choice::None | Choice::Auto => return Ok(None),
-            Choice::Required => self.all.iter().collect(),
+            Choice::None => return Ok(None),
+            Choice::Auto if !self.all.iter().any(|tool| tool.strict) => return Ok(None),
+            Choice::Auto | Choice::Required => self.all.iter().collect(),
             Choice::Named(name) => self.all.iter().filter(|tool| tool.name == *name).collect(),
         };
         let Some(format) = self.format else {
-            let message = "tool_choice: how this model writes calls is not known; use `auto`";
-            return Err(ApiError::field("tool_choice", message).code("unsupported"));
+            let (field, instead) = match self.are_forced() {
+                true => ("tool_choice", "use `auto`"),
+                false => ("tools", "no `strict` schema can be held to; leave `strict` out"),
+            };
+            let message = format!("{field}: how this model writes calls is not known; {instead}");
+            return Err(ApiError::field(field, message).code("unsupported"));
         };
-        Ok(Some(Grammar::Lark(lark(app, format, &callable, self.parallel))))
+        let most = if self.parallel { MOST_CALLS } else { 1 };
+        let forced = self.are_forced();
+        let callable: Vec<Callable<'_>> = callable
+            .into_iter()
+            .map(|tool| Callable {
+                name: &tool.name,
+                // A call that must come follows its schema even where nobody asked for it.
+                schema: (forced || tool.strict).then_some(&tool.schema),
+            })
+            .collect();
+        let controls = |mark: &str| control(app, mark);
+        Ok(Some(Grammar::Lark(match forced {
+            true => when_forced(&controls, format, &callable, most),
+            false => when_called(&controls, format, &callable, most),
+        })))
     }
 
     /// Hears one answer.
@@ -156,19 +176,11 @@ impl Tools {
     pub fn listener(&self, app: &App) -> Listener {
         let format = self.format.filter(|_| self.are_offered());
         let Some(format) = format else { return Listener::default() };
-        let tokenizer = &app.model.tokenizer;
-        // Control tokens have no text, and some are the marks of a call.
-        let marks = format.marks().iter().filter_map(|mark| {
-            let id = tokenizer.id(mark)?;
-            tokenizer.token_bytes(id).is_empty().then_some((id, *mark))
-        });
+        let own = format.marks().iter();
+        let marks = own.filter_map(|mark| Some((control(app, mark)?, *mark)));
         let names = self.all.iter().map(|tool| tool.name.clone()).collect();
         let most = if self.parallel { MOST_CALLS } else { 1 };
-        Listener {
-            reader: Some(CallReader::new(format, names, most)),
-            marks: marks.collect(),
-            short_ids: is_mistral(format),
-        }
+        Listener::new(CallReader::new(format, names, most), marks.collect(), is_mistral(format))
     }
 
     /// What a dialect repeats of the choice.
@@ -184,6 +196,12 @@ impl Tools {
     }
 }
 
+/// The id of a mark of a call, where it is a control token: those have no text.
+fn control(app: &App, mark: &str) -> Option<u32> {
+    let tokenizer = &app.model.tokenizer;
+    tokenizer.id(mark).filter(|&id| tokenizer.token_bytes(id).is_empty())
+}
+
 /// Whether the templates of a format take call ids of nine letters and digits only.
 #[must_use]
 pub fn is_mistral(format: CallFormat) -> bool {
@@ -197,15 +215,6 @@ pub fn nine(id: &str) -> String {
         return id.to_owned();
     }
     hex(id.as_bytes())[..9].to_owned()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let mut out = String::new();
-    for byte in Sha256::digest(bytes) {
-        // A text takes all that is written to it.
-        let _ = write!(out, "{byte:02x}");
-    }
-    out
 }
 
 fn choice(
@@ -302,151 +311,5 @@ impl Tool {
         } });
         let strict = inside.get("strict") == Some(&Value::Bool(true));
         Ok(Self { name: name.to_owned(), told, schema, strict })
-    }
-
-    /// The schema that a call's arguments follow: an object with nothing that nobody named, written
-    /// as Python writes JSON, which is what models have seen.
-    fn strict_schema(&self) -> Value {
-        let mut schema = self.schema.clone();
-        if let Some(map) = schema.as_object_mut() {
-            map.entry("type").or_insert("object".into());
-            map.entry("properties").or_insert(json!({}));
-            let open = ["$ref", "anyOf", "oneOf", "allOf", "patternProperties"];
-            if !open.iter().any(|key| map.contains_key(*key)) {
-                map.entry("additionalProperties").or_insert(false.into());
-            }
-            let spaced = json!({
-                "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
-            });
-            map.insert("x-guidance".to_owned(), spaced);
-        }
-        schema
-    }
-}
-
-fn lark(app: &App, format: CallFormat, tools: &[&Tool], parallel: bool) -> String {
-    let quoted = |text: &str| json!(text).to_string();
-    let mark = |text: &str| {
-        let tokenizer = &app.model.tokenizer;
-        match tokenizer.id(text).filter(|&id| tokenizer.token_bytes(id).is_empty()) {
-            Some(id) => format!("<[{id}]>"),
-            None => quoted(text),
-        }
-    };
-    let again = |what: &str| match parallel {
-        true => format!(" ({what}){{0,{}}}", MOST_CALLS - 1),
-        false => String::new(),
-    };
-    let mut out = match format {
-        CallFormat::Hermes => format!(
-            "start: call{}\ncall: {} \"\\n\" one \"\\n\" {}\n",
-            again("\"\\n\" call"),
-            mark("<tool_call>"),
-            mark("</tool_call>")
-        ),
-        // This family calls one at a time.
-        CallFormat::Llama => "start: one\n".to_owned(),
-        CallFormat::Mistral => {
-            let more = again("\", \" one");
-            format!("start: {} \"[\" one{more} \"]\"\n", mark("[TOOL_CALLS]"))
-        }
-        CallFormat::MistralArgs => format!("start: one{}\n", again("one")),
-    };
-    let names: Vec<String> = (0..tools.len()).map(|i| format!("f{i}")).collect();
-    out += &format!("one: {}\n", names.join(" | "));
-    let key = if format == CallFormat::Llama { "parameters" } else { "arguments" };
-    for (i, tool) in tools.iter().enumerate() {
-        let rule = match format {
-            CallFormat::MistralArgs => {
-                format!("{} {} {} a{i}", mark("[TOOL_CALLS]"), quoted(&tool.name), mark("[ARGS]"))
-            }
-            _ => {
-                let head = format!("{{\"name\": {}, \"{key}\": ", quoted(&tool.name));
-                format!("{} a{i} \"}}\"", quoted(&head))
-            }
-        };
-        out += &format!("f{i}: {rule}\na{i}: %json {}\n", tool.strict_schema());
-    }
-    out
-}
-
-/// A part of an answer.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Part {
-    /// Text.
-    Text(String),
-    /// A call of a tool.
-    Call(Called),
-}
-
-/// A call of a tool, with its name for the answer to it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Called {
-    /// Letters and digits, not two alike.
-    pub id: String,
-    /// The tool.
-    pub name: String,
-    /// The JSON of an object.
-    pub arguments: String,
-}
-
-/// Hears one sequence.
-#[derive(Debug, Clone, Default)]
-pub struct Listener {
-    reader: Option<CallReader>,
-    marks: Vec<(u32, &'static str)>,
-    short_ids: bool,
-}
-
-impl Listener {
-    /// What a token says. `name` is the answer's own, which the ids of its calls follow from.
-    pub fn hear(&mut self, chosen: &Chosen, name: &str) -> Vec<Part> {
-        let Some(reader) = &mut self.reader else {
-            return match chosen.text.is_empty() {
-                true => Vec::new(),
-                false => vec![Part::Text(chosen.text.clone())],
-            };
-        };
-        let before = reader.calls();
-        let mut read = reader.push(&chosen.text);
-        if let Some((_, mark)) = self.marks.iter().find(|(id, _)| *id == chosen.choice.id) {
-            read.extend(reader.push(mark));
-        }
-        if chosen.finish.is_some() {
-            read.extend(reader.finish());
-        }
-        self.parts(read, before, name)
-    }
-
-    /// The answer ended without a token.
-    pub fn end(&mut self, name: &str) -> Vec<Part> {
-        let Some(reader) = &mut self.reader else { return Vec::new() };
-        let before = reader.calls();
-        let read = reader.finish();
-        self.parts(read, before, name)
-    }
-
-    fn parts(&self, read: Vec<Read>, mut before: usize, name: &str) -> Vec<Part> {
-        let part = |one: Read| match one {
-            Read::Text(text) => Part::Text(text),
-            Read::Call(call) => {
-                before += 1;
-                let id = hex(format!("{name} {before}").as_bytes());
-                let id = if self.short_ids { &id[..9] } else { &id[..24] };
-                Part::Call(Called { id: id.to_owned(), name: call.name, arguments: call.arguments })
-            }
-        };
-        read.into_iter().map(part).collect()
-    }
-
-    /// Whether the answer has called a tool.
-    #[must_use]
-    pub fn has_called(&self) -> bool {
-        self.reader.as_ref().is_some_and(|reader| reader.calls() > 0)
-    }
-
-    /// What did not hold, since the last time.
-    pub fn take_warnings(&mut self) -> Vec<String> {
-        self.reader.as_mut().map(|reader| std::mem::take(&mut reader.warnings)).unwrap_or_default()
     }
 }

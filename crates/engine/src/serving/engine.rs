@@ -1,197 +1,30 @@
 //! From requests to tokens: scheduler, executor and the rules of each request, a step at a time.
 
-use super::draft::{Draft, Wanted};
+use super::draft::Draft;
 use super::executor::{Executor, Piece, Rows};
-use super::lookup::lookup;
 use super::pool::PageKey;
-use super::scheduler::{Limits, Scheduler, SequenceId, Step, Totals, Work};
+use super::scheduler::{Limits, Scheduler, SequenceId, Step, Work};
+use super::told::{Asked, Chosen, Constraint, Event, PromptToken, RequestId, StepReport};
 use crate::progress::Progress;
-use crate::score::{Scored, scored};
+use crate::score::scored;
 use crate::{Error, Finish, Request};
-use decoding::{Choice, Counter, Draw, Explanation, History, Mask, Row, Rules, Scratch};
+use decoding::{Counter, Draw, Explanation, History, Mask, Row, Rules, Scratch};
 use ledger::{Account, Buffer, Plan, Spec};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizer::Tokenizer;
 
-/// Names a request.
-pub type RequestId = u64;
-
-/// A grammar at work on one sequence.
-pub trait Constraint: Send {
-    /// The tokens that may come next, one bit a token.
-    ///
-    /// # Errors
-    /// What stops it.
-    fn mask(&mut self) -> Result<&[u32], String>;
-
-    /// The token that came.
-    ///
-    /// # Errors
-    /// What stops it.
-    fn accept(&mut self, token: u32) -> Result<(), String>;
-}
-
-/// A request with what is wanted beside its tokens.
-pub struct Asked {
-    /// From prompt to tokens.
-    pub request: Request,
-    /// Best tokens told of each choice, by the model's own order.
-    pub top: usize,
-    /// Whether the prompt's tokens are scored, and how many best ones are told of each.
-    pub score_prompt: Option<usize>,
-    /// Texts with different salts share no page.
-    pub salt: String,
-    /// Whether the mean of what the output projection reads is wanted instead of tokens.
-    pub pool: bool,
-    /// Whether every choice is told in full.
-    pub explain: bool,
-    /// Grammars, one a sequence, or none.
-    pub constraints: Vec<Box<dyn Constraint>>,
-}
-
-impl Asked {
-    /// Nothing beside the tokens.
-    #[must_use]
-    pub fn plain(request: Request) -> Self {
-        Self {
-            request,
-            top: 0,
-            score_prompt: None,
-            salt: String::new(),
-            pool: false,
-            explain: false,
-            constraints: Vec::new(),
-        }
-    }
-}
-
-/// A token of a prompt under the model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PromptToken {
-    /// Its score; the first token of a prompt has none.
-    pub scored: Option<Scored>,
-    /// The best tokens at its place: (token, log-probability).
-    pub top: Vec<(u32, f64)>,
-}
-
-/// A chosen token.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
-    /// Which of the request's sequences, from 0.
-    pub index: usize,
-    /// The choice.
-    pub choice: Choice,
-    /// Text that may be shown now.
-    pub text: String,
-    /// The best tokens: (token, log-probability).
-    pub top: Vec<(u32, f64)>,
-    /// The choice in full, where asked for.
-    pub explanation: Option<Box<Explanation>>,
-    /// Why the sequence ended, if it did.
-    pub finish: Option<Finish>,
-    /// Index of the stop string that came.
-    pub stop: Option<usize>,
-}
-
-/// What became of a request.
-#[derive(Debug)]
-pub enum Event {
-    /// Its first sequence runs; so many of its tokens were in the cache.
-    Started {
-        /// Tokens.
-        cached: usize,
-    },
-    /// What ran between its arrival and its first token; told by a [`Handle`](super::Handle) only.
-    Waited(Waited),
-    /// It was sent back to wait.
-    Preempted,
-    /// Tokens were guessed ahead for it, and so many of them came.
-    Guessed {
-        /// Tokens guessed that ran.
-        drafted: usize,
-        /// Those that came.
-        accepted: usize,
-    },
-    /// Its prompt is scored.
-    Prompt(Vec<PromptToken>),
-    /// The mean over its tokens of what the output projection reads (C), where asked for.
-    Pooled(Vec<f32>),
-    /// A token was chosen.
-    Token(Box<Chosen>),
-    /// A sequence ended without a token.
-    Ended {
-        /// Which, from 0.
-        index: usize,
-        /// Why.
-        finish: Finish,
-    },
-    /// All of it ended with an error; nothing more comes.
-    Failed(Error),
-}
-
-/// Whose work a request's first token waited for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Waited {
-    /// Steps.
-    pub steps: usize,
-    /// Rows of its own in them.
-    pub own_rows: usize,
-    /// Rows of others: (request, rows).
-    pub others: BTreeMap<RequestId, usize>,
-}
-
-impl Waited {
-    /// One more step.
-    pub(crate) fn add(&mut self, own: RequestId, work: &[(RequestId, usize)]) {
-        self.steps += 1;
-        for &(id, rows) in work {
-            match id == own {
-                true => self.own_rows += rows,
-                false => *self.others.entry(id).or_default() += rows,
-            }
-        }
-    }
-}
-
-/// What a step was, in numbers.
-#[derive(Debug, Clone, Default)]
-pub struct StepReport {
-    /// Rows of sequences that lacked one token.
-    pub decode_rows: usize,
-    /// Rows of prompts, and of what is read again.
-    pub prefill_rows: usize,
-    /// Whose rows: (request, rows).
-    pub work: Vec<(RequestId, usize)>,
-    /// Sequences that wait.
-    pub waiting: usize,
-    /// Tokens of those.
-    pub waiting_tokens: usize,
-    /// Sequences that run.
-    pub running: usize,
-    /// Pages in all.
-    pub pages: usize,
-    /// Pages held by sequences.
-    pub pages_held: usize,
-    /// Free pages whose content is kept.
-    pub pages_kept: usize,
-    /// Kept pages whose place was needed, since the beginning.
-    pub evictions: u64,
-    /// Totals since the beginning.
-    pub totals: Totals,
-}
-
-struct Live {
-    request: RequestId,
+pub(super) struct Live {
+    pub(super) request: RequestId,
     index: usize,
-    progress: Progress,
+    pub(super) progress: Progress,
     prompt: Vec<PromptToken>,
     started: bool,
     constraint: Option<Box<dyn Constraint>>,
     /// Sums over the tokens so far, where a mean is wanted.
     pool: Option<Pool>,
     /// Tokens to guess next time: more while guesses hold.
-    ahead: usize,
+    pub(super) ahead: usize,
 }
 
 /// A mean to be.
@@ -203,21 +36,21 @@ struct Pool {
 
 /// Answers many requests at a time.
 pub struct Engine {
-    executor: Box<dyn Executor>,
-    scheduler: Scheduler,
+    pub(super) executor: Box<dyn Executor>,
+    pub(super) scheduler: Scheduler,
     tokenizer: Tokenizer,
-    limit: usize,
-    requests: HashMap<RequestId, (Asked, Vec<SequenceId>)>,
-    live: HashMap<SequenceId, Live>,
+    pub(super) limit: usize,
+    pub(super) requests: HashMap<RequestId, (Asked, Vec<SequenceId>)>,
+    pub(super) live: HashMap<SequenceId, Live>,
     next_sequence: SequenceId,
     /// Rows×V.
     logits: Buffer<f32>,
-    scratch: Scratch,
+    pub(super) scratch: Scratch,
     events: VecDeque<(RequestId, Event)>,
     /// A model that guesses; without it guesses are looked up in the text.
-    draft: Option<Draft>,
+    pub(super) draft: Option<Draft>,
     /// Sequences that grew in this step.
-    grown: Vec<SequenceId>,
+    pub(super) grown: Vec<SequenceId>,
 }
 
 fn logits_spec(vocab: usize, limits: &Limits) -> Spec {
@@ -617,66 +450,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Guesses what follows the sequences that have just grown.
-    fn guess(&mut self) {
-        let grown = std::mem::take(&mut self.grown);
-        let most = self.scheduler.limits().drafts;
-        if most == 0 {
-            return;
-        }
-        let mut wanted = Vec::new();
-        for id in grown {
-            let Some(live) = self.live.get(&id) else { continue };
-            let Some((asked, _)) = self.requests.get(&live.request) else { continue };
-            let Some(tokens) = self.scheduler.sequence(id) else { continue };
-            // Nothing is guessed beyond what the answer can have, or the model can see.
-            let left = asked.request.max_tokens.saturating_sub(live.progress.ids().len() + 1);
-            let room = self.limit.saturating_sub(tokens.len());
-            let most = most.min(left).min(room);
-            let drafts = match &self.draft {
-                None => lookup(tokens, most),
-                Some(_) => {
-                    wanted.push(Wanted::new(id, most.min(live.ahead)));
-                    Vec::new()
-                }
-            };
-            // The last guess is spent.
-            self.scheduler.guess(id, drafts);
-        }
-        wanted.retain(|one| one.most > 0);
-        if !wanted.is_empty() {
-            self.draft(wanted);
-        }
-    }
-
-    /// Lets the draft model guess, by each request's own rules and chance: then a guess holds as
-    /// often as the two models agree.
-    fn draft(&mut self, mut wanted: Vec<Wanted>) {
-        let Self { draft, scheduler, live, requests, scratch, executor, .. } = self;
-        let Some(draft) = draft else { return };
-        let (live, requests, vocab) = (&*live, &*requests, executor.vocab_size());
-        let mut choose = |id: SequenceId, drafts: &[u32], row: &[f32]| {
-            let live = live.get(&id)?;
-            let (asked, _) = requests.get(&live.request)?;
-            let ids = [live.progress.ids(), drafts].concat();
-            let history = History::new(&asked.request.prompt, &ids);
-            let rng = Counter { seed: asked.request.seed, stream: live.progress.index() };
-            let step = ids.len() as u64;
-            let choice =
-                decoding::decide(&asked.request.rules, row, &history, rng, step, scratch).ok()?;
-            let ends = asked.request.end.contains(&choice.id);
-            Some((choice.id, ends))
-        };
-        // Guesses may fail without harm: nothing is then guessed.
-        if guarded(|| draft.guess(scheduler, &mut wanted, vocab, &mut choose)).is_err() {
-            wanted.iter().for_each(|one| draft.forget(one.id));
-            return;
-        }
-        for one in wanted {
-            scheduler.guess(one.id, one.drafts);
-        }
-    }
-
     fn end(&mut self, id: SequenceId, request: RequestId) {
         self.live.remove(&id);
         self.scheduler.remove(id);
@@ -802,7 +575,7 @@ fn best(
 }
 
 /// Runs something; a panic in it is an error.
-fn guarded<T>(run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+pub(super) fn guarded<T>(run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         let what = said.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

@@ -1,7 +1,8 @@
 //! The engine on a thread of its own: requests go in by a channel, events come out by a function.
 
-use super::engine::{Asked, Engine, Event, RequestId, StepReport, Waited};
+use super::engine::Engine;
 use super::scheduler::Limits;
+use super::told::{Asked, Event, RequestId, StepReport, Waited};
 use crate::Error;
 use std::collections::HashMap;
 use std::io;
@@ -20,7 +21,8 @@ pub struct Stamped {
     pub event: Event,
 }
 
-type Sink = Box<dyn FnMut(Stamped) + Send>;
+/// Hears what becomes of a request.
+pub type Sink = Box<dyn FnMut(Stamped) + Send>;
 type Look = Box<dyn FnOnce(&mut Engine) + Send>;
 /// Told of every step: what it was, when it began, how long it took.
 type Observer = Box<dyn FnMut(&StepReport, Instant, Duration) + Send>;
@@ -83,7 +85,7 @@ impl Queue {
     }
 }
 
-/// Why a request was not taken.
+/// Why requests were not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// It can never be answered.
@@ -103,6 +105,19 @@ pub enum Refusal {
         most: usize,
         /// The predicted wait, a second at least.
         retry_after: Duration,
+    },
+    /// More at a time than may ever wait.
+    #[error(
+        "{asked} sequences asked for in {requests} prompts; {most} may wait at a time: send fewer \
+         prompts, or ask for fewer answers"
+    )]
+    TooMany {
+        /// Sequences of all.
+        asked: usize,
+        /// Prompts.
+        requests: usize,
+        /// Sequences that may wait.
+        most: usize,
     },
     /// The engine has ended.
     #[error("the engine has ended")]
@@ -166,32 +181,48 @@ impl Handle {
         self.limit
     }
 
-    /// Hands a request over; `sink` hears of it on the engine's thread and must not wait.
+    /// Hands requests over, all or none; each one's sink hears of it on the engine's thread and must
+    /// not wait.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing is then left behind.
-    pub fn submit(&self, asked: Asked, sink: Sink) -> Result<Ticket, Refusal> {
-        let request = &asked.request;
-        Engine::check(request, self.vocab, self.context, &self.limits)?;
-        let sequences = request.sequences;
-        let room = self.limit.saturating_sub(request.prompt.len());
-        let cost = request.prompt.len() + sequences * request.max_tokens.min(room);
-        if !self.queue.enter(sequences, cost) {
-            let wait = self.queue.predicted_wait().unwrap_or(1.0).clamp(1.0, 3600.0);
-            return Err(Refusal::Busy {
-                waiting: self.queue.waiting(),
-                asked: sequences,
-                most: self.queue.most,
-                retry_after: Duration::from_secs(wait.ceil() as u64),
-            });
+    /// [`Refusal`], and the place of the request at fault; nothing is then left behind.
+    pub fn submit(&self, all: Vec<(Asked, Sink)>) -> Result<Vec<Ticket>, (usize, Refusal)> {
+        let mut costs = Vec::with_capacity(all.len());
+        for (i, (Asked { request, .. }, _)) in all.iter().enumerate() {
+            Engine::check(request, self.vocab, self.context, &self.limits)
+                .map_err(|error| (i, error.into()))?;
+            let room = self.limit.saturating_sub(request.prompt.len());
+            let cost = request.prompt.len() + request.sequences * request.max_tokens.min(room);
+            costs.push((request.sequences, cost));
         }
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let command = Command::Submit { id, asked: Box::new(asked), cost, sink };
-        if self.commands.send(command).is_err() {
-            self.queue.leave(sequences, cost);
-            return Err(Refusal::Gone);
+        self.enter(&costs).map_err(|refusal| (0, refusal))?;
+        let mut tickets = Vec::with_capacity(all.len());
+        for (i, (asked, sink)) in all.into_iter().enumerate() {
+            let id = self.next.fetch_add(1, Ordering::Relaxed);
+            let command = Command::Submit { id, asked: Box::new(asked), cost: costs[i].1, sink };
+            if self.commands.send(command).is_err() {
+                let left = &costs[i..];
+                left.iter().for_each(|&(sequences, cost)| self.queue.leave(sequences, cost));
+                return Err((i, Refusal::Gone));
+            }
+            tickets.push(Ticket { id, commands: self.commands.clone() });
         }
-        Ok(Ticket { id, commands: self.commands.clone() })
+        Ok(tickets)
+    }
+
+    /// Takes places in the queue: (sequences, tokens) of each request.
+    fn enter(&self, costs: &[(usize, usize)]) -> Result<(), Refusal> {
+        let (asked, tokens) = costs.iter().fold((0, 0), |(a, b), one| (a + one.0, b + one.1));
+        let (requests, most) = (costs.len(), self.queue.most);
+        if requests > 1 && asked > most {
+            return Err(Refusal::TooMany { asked, requests, most });
+        }
+        if self.queue.enter(asked, tokens) {
+            return Ok(());
+        }
+        let wait = self.queue.predicted_wait().unwrap_or(1.0).clamp(1.0, 3600.0);
+        let retry_after = Duration::from_secs(wait.ceil() as u64);
+        Err(Refusal::Busy { waiting: self.queue.waiting(), asked, most, retry_after })
     }
 
     /// Runs something on the engine's thread, between two steps.
