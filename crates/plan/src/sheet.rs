@@ -1,6 +1,7 @@
 //! A plan as one self-contained page: stacked bars by term, and sliders that work the formulas out
 //! again in the page. No network.
 
+use crate::fleet::FleetGrid;
 use crate::serve::ServeAsk;
 use crate::term::Prediction;
 use crate::train::TrainAsk;
@@ -10,7 +11,8 @@ use crate::{
 use ::page::{Data, Frame, separated};
 use maud::{Markup, html};
 use models::Recompute;
-use serde_json::{Value, json};
+use running::TrainLists;
+use serde_json::{Map, Value, json};
 
 pub(crate) const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -62,9 +64,9 @@ impl Sheet {
         let near_layers = near.map_or(0, |w| w.layers.len());
         Ok(Sheet(json!({
             "kind": "serve", "engine": engine, "model": plan.model,
-            "parameters": plan.parameters,
-            "weight_bytes": plan.terms.of("weights"),
-            "runtime": plan.terms.of("runtime"),
+            "parameters": plan.balance.parameters,
+            "weight_bytes": plan.balance.terms.of("weights"),
+            "runtime": plan.balance.terms.of("runtime"),
             "far_layers": config.num_hidden_layers - near_layers, "near_layers": near_layers,
             "window": near.map_or(0, |w| w.tokens),
             "row": 2 * config.kv_heads() * config.head_size(),
@@ -76,11 +78,12 @@ impl Sheet {
             "longest": ask.context.max(config.max_position_embeddings as u64),
             "weights": ask.weights.name(), "kv": ask.kv.name(),
             "kinds": NumberKind::ALL.map(|kind| json!([kind.name(), blocks(kind)])),
-            "budget": plan.budget_bytes, "terms": plan.terms, "total_bytes": plan.total_bytes,
+            "budget": plan.balance.budget_bytes, "terms": plan.balance.terms, "total_bytes": plan.balance.total_bytes,
         })))
     }
 
-    /// Of a training: by the trainer's lists where this program runs it, else by formula.
+    /// Of a training: by the trainer's lists where `engine` says so and this program runs it, else by
+    /// formula.
     ///
     /// # Errors
     /// Numbers that make no training.
@@ -88,22 +91,27 @@ impl Sheet {
         architecture: &Architecture,
         ask: &TrainAsk,
         plan: &Prediction,
+        engine: bool,
     ) -> Result<Sheet, Error> {
         let longest = architecture.config.context_limit().unwrap_or(1024) as u64;
         let batches = powers(1, 256, ask.batch);
         let lengths = powers(64, longest.max(ask.length), ask.length);
-        let lists = match architecture.runs_here {
-            true => running::train_lists(architecture, ask, (&batches, &lengths))?,
-            false => serde_json::Map::new(),
+        let ranks = powers(1, 1024, ask.layout.ranks);
+        let lists = match engine {
+            true => TrainLists::new(architecture, ask, [&batches, &lengths, &ranks]),
+            false => TrainLists { steps: Map::new(), shares: Map::new() },
         };
+        let balance = &plan.balance;
         let mut sheet = json!({
-            "kind": "train", "model": plan.model, "parameters": plan.parameters,
-            "lists": lists, "accounts": ledger::Account::ALL.map(ledger::Account::name),
-            "runtime": plan.terms.of("runtime"),
+            "kind": "train", "model": plan.model, "parameters": balance.parameters,
+            "lists": lists.steps, "shares": lists.shares,
+            "accounts": ledger::Account::ALL.map(ledger::Account::name),
+            "runtime": balance.terms.of("runtime"), "all_ranks": ranks,
             "batches": batches, "lengths": lengths, "batch": ask.batch, "length": ask.length,
             "recompute": ask.recompute.name(), "precision": ask.precision.name(),
             "zero": ask.layout.stage, "ranks": ask.layout.ranks,
-            "budget": plan.budget_bytes, "terms": plan.terms, "total_bytes": plan.total_bytes,
+            "budget": balance.budget_bytes, "terms": balance.terms,
+            "total_bytes": balance.total_bytes,
         });
         if let (Ok(_), Some(all)) = (architecture.transformer(), sheet.as_object_mut()) {
             all.append(&mut formulas(architecture, ask)?);
@@ -111,10 +119,17 @@ impl Sheet {
         Ok(Sheet(sheet))
     }
 
+    /// The same with what a fleet of such servers does under several loads.
+    #[must_use]
+    pub fn with_fleet(mut self, grid: &FleetGrid) -> Sheet {
+        self.0["fleet"] = json!(grid);
+        self
+    }
+
     /// Of anything else: bars, and nothing to slide.
     pub fn still(plan: &Prediction) -> Sheet {
-        Sheet(json!({"kind": "still", "model": plan.model, "terms": plan.terms,
-            "total_bytes": plan.total_bytes, "budget": plan.budget_bytes}))
+        Sheet(json!({"kind": "still", "model": plan.model, "terms": plan.balance.terms,
+            "total_bytes": plan.balance.total_bytes, "budget": plan.balance.budget_bytes}))
     }
 }
 
@@ -186,7 +201,9 @@ pub fn page(plan: &Prediction, sheet: &Sheet, more: &str) -> String {
     let body = html! {
         header {
             h1 { "Memory by term: " (plan.model) }
-            p.facts { (separated(plan.parameters)) " parameters, counted by " (plan.counted_by) }
+            p.facts {
+                (separated(plan.balance.parameters.unwrap_or(0))) " parameters, counted by " (plan.counted_by)
+            }
         }
         main {
             section.live hidden {
@@ -195,6 +212,7 @@ pub fn page(plan: &Prediction, sheet: &Sheet, more: &str) -> String {
                     div.controls #controls {}
                 }
             }
+            @if sheet.0["fleet"].is_object() { (times()) }
             (as_text(plan, more))
         }
         footer { p { "Made by autoreg. GB is 10^9 bytes, GiB 2^30. Everything on this page is in this file." } }
@@ -203,6 +221,23 @@ pub fn page(plan: &Prediction, sheet: &Sheet, more: &str) -> String {
     let json = serde_json::to_string(&sheet.0).unwrap_or_default();
     let data = Some(Data { id: "sheet", json: &json });
     Frame { title: &title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(&body)
+}
+
+/// Where the script draws what requests of a fleet take.
+fn times() -> Markup {
+    html! {
+        section.live hidden {
+            h2 { "Time of a request, simulated" }
+            div.split {
+                div {
+                    div #times {}
+                    div.scroll { table #spread {} }
+                    p.facts #seen aria-live="polite" {}
+                }
+                div.controls #fleet-controls {}
+            }
+        }
+    }
 }
 
 fn as_text(plan: &Prediction, more: &str) -> Markup {

@@ -9,7 +9,7 @@ mod train;
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use fleet::FleetArgs;
 use plan::{Architecture, Machine, both};
 use serde_json::json;
@@ -54,6 +54,15 @@ struct ListArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What bytes are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// The lists that this program allocates by
+    Engine,
+    /// Formulas, for whatever this program does not run
+    Formula,
 }
 
 /// Where a plan goes, and the machine that it is for.

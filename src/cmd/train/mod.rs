@@ -30,7 +30,7 @@ use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
     BatchShape, OptimizerKind, Outcome, Place, Precision, RankOutcome, Recipe, RunOptions,
-    SavedModel, Schedule, Sequences, Stage, Start, TrainConfig, Trainer, order_bytes,
+    Schedule, Sequences, Stage, Start, TrainConfig, Trainer, order_bytes,
 };
 use watch::{Screen, Watch};
 
@@ -691,13 +691,10 @@ fn descend(
             let written = lora::write(args, init, model)?;
             (written.merged, Some(written.adapter))
         }
-        (Some(init), Some(model)) => (init.export(&args.out, &model)?, None),
-        // Ranks have the model in the run folder.
-        (Some(init), None) if first => {
-            match SavedModel::open(&args.out).map_err(CliError::failed)? {
-                SavedModel::Network(model) => (init.export(&args.out, &model)?, None),
-                SavedModel::Counts(_) => (None, None),
-            }
+        // What is trained is in the run folder, be it one process or several ranks that did it.
+        (Some(init), model) if first => {
+            drop(model);
+            (init.export_run(&args.out)?, None)
         }
         _ => (None, None),
     };

@@ -116,9 +116,11 @@ fn planned(found: &mut Found, evidence: &Evidence) {
         "optimizer state" => change.contains("--zero") || change.contains("--lora"),
         _ => true,
     };
-    let own: Vec<_> = evidence.planned.iter().filter(|(change, _, _)| helps(change)).collect();
-    for (change, bytes, costs) in own {
-        found.smaller(change, *bytes, costs, "the plan with it");
+    // Those of a plan: what a diagnosis has written itself is found again by its rules.
+    let own = evidence.planned.iter().filter(|l| l.total_bytes.is_some() && helps(&l.change));
+    let own: Vec<_> = own.collect();
+    for lever in own {
+        found.smaller(&lever.change, lever.saves_bytes.unwrap_or(0), &lever.costs, &lever.recheck);
     }
 }
 

@@ -12,7 +12,7 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
     let times = parts_of_time(evidence);
     let body = html! {
         header {
-            h1 { "Limiting: " (found.limiting_term) }
+            h1 { "Limiting: " (found.balance.limiting_term) }
             p.facts { (found.source) }
         }
         main {
@@ -20,11 +20,11 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
             @if !times.is_empty() {
                 section { h2 { "Where the time goes" } (stacks(&[stack("", &times, ms)])) }
             }
-            @if found.total_bytes > 0 {
+            @if found.balance.total_bytes > 0 {
                 section {
                     h2 { "Where the bytes are" }
-                    (stacks(&[stack("", &of_terms(&found.terms), |b| both(b as u64))]))
-                    (terms(&found.terms, found.total_bytes))
+                    (stacks(&[stack("", &of_terms(&found.balance.terms), |b| both(b as u64))]))
+                    (terms(&found.balance.terms, found.balance.total_bytes))
                 }
             }
             (levers(found))
@@ -32,7 +32,7 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
         }
         (footer())
     };
-    let title = format!("Limiting: {}", found.limiting_term);
+    let title = format!("Limiting: {}", found.balance.limiting_term);
     Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body)
 }
 
@@ -60,11 +60,11 @@ pub fn comparison_page(found: &Comparison) -> String {
                     (changes(found.milliseconds.iter().chain([total]), |t| ms(t / 1e3)))
                 }
             }
-            @if !found.terms.is_empty() {
+            @if !found.bytes.is_empty() {
                 section {
                     h2 { "Bytes" }
-                    (bars(&found.terms, |b| both(b.max(0.0) as u64)))
-                    (changes(found.terms.iter().chain([&found.total_bytes]), signed))
+                    (bars(&found.bytes, |b| both(b.max(0.0) as u64)))
+                    (changes(found.bytes.iter().chain([&found.all_bytes]), signed))
                 }
             }
             @let other = found.tokens_per_second.iter().chain(&found.valid_loss).chain(&found.perplexity);
@@ -126,17 +126,13 @@ fn terms(terms: &Terms, total: u64) -> Markup {
 
 fn levers(found: &Diagnosis) -> Markup {
     html! {
-        @if !found.levers.is_empty() {
+        @if !found.balance.levers.is_empty() {
             section {
                 h2 { "What to change, the largest predicted gain first" }
-                @for lever in &found.levers {
+                @for lever in &found.balance.levers {
                     h3 { (lever.change) }
                     p {
-                        "Gain: "
-                        (match (lever.gain_seconds, lever.gain_bytes) {
-                            (Some(seconds), _) => format!("at most {} less", ms(seconds)),
-                            (None, bytes) => format!("{} less", both(bytes.unwrap_or(0))),
-                        })
+                        "Gain: " (lever.gain()) " less"
                         ". Costs: " (lever.costs) ". Recheck: " (lever.recheck) "."
                     }
                 }
