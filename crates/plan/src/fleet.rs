@@ -328,8 +328,8 @@ fn check(ask: &FleetAsk) -> Result<(), Error> {
     within("--requests", ask.requests, 1_000_000)?;
     within("--replicas", ask.replicas, 4096)?;
     match ask.arrivals {
-        Arrivals::Rate(rate) if rate <= 0.0 || !rate.is_finite() => {
-            return Err(Error::number("--rate", rate, "it must be above 0"));
+        Arrivals::Rate(rate) if !(1e-6..=1e9).contains(&rate) => {
+            return Err(Error::number("--rate", rate, "it must be 0.000001 to 1000000000"));
         }
         Arrivals::Clients(clients) => within("--clients", clients, 1_000_000)?,
         Arrivals::Rate(_) => {}
@@ -342,6 +342,16 @@ fn check(ask: &FleetAsk) -> Result<(), Error> {
         if low == 0 || high < low || high > 1 << 22 {
             return Err(Error::number(what, format!("{low}-{high}"), "1 to 4194304, rising"));
         }
+    }
+    let longest = |lengths| match lengths {
+        Lengths::Fixed(n) | Lengths::Between(_, n) => n,
+        // Of those around a mean, whatever is too long is cut.
+        Lengths::Around(_) => 1,
+    };
+    let (longest, most) = (longest(ask.prompt) + longest(ask.answer), ask.limits.capacity() as u64);
+    if longest > most {
+        let expected = format!("a server's cache holds {most}: no such request is answered");
+        return Err(Error::number("--prompt-tokens and --max-tokens together", longest, expected));
     }
     Ok(())
 }

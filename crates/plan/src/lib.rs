@@ -45,4 +45,4 @@ pub use state::{Layout, Optimizer, Precision, StateBytes};
 pub use term::{Balance, Lever, Prediction, Rank, Term, Terms};
 pub use tools::{Tool, ToolAnswer, ToolAsk, answer, answer_of_number};
 pub use train::{Logits, TrainAsk, communication_bytes, lora_parameters, train};
-pub use units::{both, parse_bytes};
+pub use units::{binary, both, parse_bytes};

@@ -126,6 +126,8 @@ function draw() {
     element(row, 'td', {}, `${((100 * bytes) / Math.max(total, 1)).toFixed(1)} %`);
   });
   document.body.dataset.total = total;
+  // One rank has nobody to share with.
+  if ($('zero')) $('zero').disabled = now.ranks === 1;
 }
 
 /// What a request of a fleet takes, under the load and by the servers that the sliders say.
@@ -144,11 +146,13 @@ function drawTimes() {
       if (i === 0 && parts.some(([name]) => name === cell)) swatch(made, parts.findIndex(([name]) => name === cell));
     });
   };
+  const spread = (name, of) => row('td', [name, ...[of.mean_ms, of.p50_ms, of.p90_ms, of.p99_ms].map(ms)]);
   row('th', ['', 'mean', 'p50', 'p90', 'p99']);
+  spread('queue', seen.queue);
   parts.slice(1).forEach(([name, value]) => row('td', [name, ms(value), '', '', '']));
-  for (const [name, spread] of [['queue', seen.queue], ['first token', seen.first_token], ['a token', seen.per_token], ['whole', seen.whole]]) {
-    row('td', [name, spread.mean_ms, spread.p50_ms, spread.p90_ms, spread.p99_ms].map((cell) => (typeof cell === 'string' ? cell : ms(cell))));
-  }
+  spread('first token', seen.first_token);
+  spread('a token', seen.per_token);
+  spread('whole', seen.whole);
   $('seen').textContent = `${now.load.toLocaleString('en')} ${fleet.unit} on ${now.servers === 1 ? 'one server' : `${now.servers} servers`}: `
     + `${seen.tokens_per_second.toFixed(1)} tokens/s, busy ${(100 * seen.busy_share).toFixed(0)} % of the time; `
     + `${seen.requests} requests were simulated with the pool and the steps of the plan.`;

@@ -259,7 +259,9 @@ pub fn trains(architecture: &Architecture, ask: &TrainAsk) -> Result<(), Error> 
     if ask.attention != Attention::Tiled || ask.logits != Logits::Chunked || ask.dropout {
         return other("--attention stored, --logits whole or --dropout");
     }
-    architecture.without_experts("training by this program's lists")?;
+    if architecture.experts.is_some() {
+        return refuse("this program runs no mixture of experts".to_owned());
+    }
     ask.check(architecture)?;
     let Job { config, place, .. } = job(architecture, ask)?;
     config.model.check_trainable().or_else(|e| refuse(e.to_string()))?;

@@ -79,6 +79,7 @@ pub struct Lever {
     /// What it costs.
     pub costs: String,
     /// What to look at again.
+    #[serde(default)]
     pub recheck: String,
 }
 

@@ -565,7 +565,7 @@ fn mixtures_have_all_their_experts() {
     assert!((one * 4800e9 / (2.0 * 12.75e9) - 1.0).abs() < 0.03, "{one}");
     assert!((many * 4800e9 / (2.0 * 46.57e9) - 1.0).abs() < 0.03, "{many}");
     let train = plan::train(&model, &plan::TrainAsk::default()).unwrap();
-    assert_eq!(train.terms.of("master weights"), 4 * 46_702_792_704);
+    assert_eq!(train.balance.terms.of("master weights"), 4 * 46_702_792_704);
     for ask in [
         plan::TrainAsk { lora: Some(8), ..plan::TrainAsk::default() },
         plan::TrainAsk { optimizer: plan::Optimizer::Muon, ..plan::TrainAsk::default() },

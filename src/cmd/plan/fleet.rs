@@ -87,20 +87,25 @@ pub struct FleetArgs {
     #[arg(long, value_name = "MS,MS", value_parser = objective)]
     objective: Option<Objective>,
     /// What a server costs an hour, in any currency: the cost of a million tokens
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = price)]
     price: Option<f64>,
     /// Tokens that each server's K/V cache holds [default: 4096 a sequence]
-    #[arg(long, value_name = "N")]
-    kv_tokens: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    kv_tokens: Option<u64>,
     /// Sequences that run side by side on a server
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u16).range(1..))]
     max_sequences: u16,
     /// Tokens of a step, at most
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256,
+          value_parser = clap::value_parser!(u16).range(1..))]
     step_tokens: u16,
     /// How weights are stored, for the roofline [default: bf16; of a file, as it has them]
     #[arg(long, value_name = "KIND", value_parser = super::kind)]
     weights: Option<NumberKind>,
+    /// How keys and values are stored, for the roofline and the bytes [default: bf16; of a file, f32]
+    #[arg(long, value_name = "KIND", value_parser = super::kind)]
+    kv: Option<NumberKind>,
     /// Workers, with --calibrate
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -150,6 +155,11 @@ fn objective(text: &str) -> Result<Objective, String> {
         .ok_or_else(|| "give two times in ms, like 500,50".to_owned())
 }
 
+fn price(text: &str) -> Result<f64, String> {
+    let found = text.parse::<f64>().ok().filter(|x| (0.0..1e18).contains(x));
+    found.ok_or_else(|| "give a number, at least 0".to_owned())
+}
+
 fn turnaround(text: &str) -> Result<f64, String> {
     let found = text.parse::<f64>().ok().filter(|ms| (0.0..=3.6e6).contains(ms));
     found.ok_or_else(|| "give milliseconds, at least 0".to_owned())
@@ -173,7 +183,8 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
     let (cost, timed): (Box<dyn StepCost>, Option<MeasuredSteps>) = match (machine, args.calibrate)
     {
         (_, true) => {
-            let steps = calibrate(args, &ask.limits)?;
+            let kv = running::kv_kind(case.ask.kv).unwrap_or_default();
+            let steps = calibrate(args, &ask.limits, kv)?;
             (Box::new(steps.clone()), Some(steps))
         }
         (Some(machine), false) => {
@@ -230,15 +241,16 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
 /// One server: what it holds, and how it is counted.
 fn server(args: &FleetArgs) -> Result<Case, CliError> {
     let architecture = Architecture::open(args.model()).map_err(CliError::input)?;
-    let engine = architecture.runs_here && args.weights.is_none();
-    let sequences = u64::from(args.max_sequences.max(1));
-    let tokens = args.kv_tokens.map_or(TOKENS_A_SEQUENCE * sequences, |tokens| tokens as u64);
+    let keeps = args.kv.is_none_or(|kind| running::kv_kind(kind).is_some());
+    let engine = architecture.runs_here && args.weights.is_none() && keeps;
+    let sequences = u64::from(args.max_sequences);
+    let tokens = args.kv_tokens.unwrap_or(TOKENS_A_SEQUENCE * sequences);
     let own = if engine { architecture.own_weights() } else { NumberKind::Bf16 };
     let ask = ServeAsk {
-        context: tokens.div_ceil(sequences).max(1),
+        context: tokens.div_ceil(sequences),
         requests: sequences,
         weights: args.weights.unwrap_or(own),
-        kv: if engine { NumberKind::F32 } else { NumberKind::Bf16 },
+        kv: args.kv.unwrap_or(if engine { NumberKind::F32 } else { NumberKind::Bf16 }),
         step_tokens: args.step_tokens.into(),
         threads: args.threads.map_or_else(|| Team::available() as u64, |n| n as u64),
         ..ServeAsk::default()

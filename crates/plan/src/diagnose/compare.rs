@@ -80,6 +80,16 @@ pub fn compare_knowing(
     after: &Evidence,
     quality: Option<Quality>,
 ) -> Result<Comparison, Error> {
+    let kind = |trains: bool| if trains { "a training" } else { "a server or a generation" };
+    if before.trains() != after.trains() {
+        return Err(Error::Unanswerable(format!(
+            "{} is {}, {} is {}; give two of a kind",
+            before.source,
+            kind(before.trains()),
+            after.source,
+            kind(after.trains())
+        )));
+    }
     let (bytes, all_bytes) = bytes_of_both(before, after)?;
     let milliseconds = times(before, after);
     let sum = |of: fn(&Change) -> f64| milliseconds.iter().map(of).sum::<f64>();
@@ -263,5 +273,6 @@ impl Comparison {
 
 /// Bytes of either sign in few columns.
 fn bytes_of(bytes: f64) -> String {
-    format!("{:.1} MiB", bytes / 1_048_576.0)
+    let sign = if bytes < 0.0 { "-" } else { "" };
+    format!("{sign}{}", crate::binary(bytes.abs() as u64))
 }

@@ -166,6 +166,12 @@ impl Evidence {
         Ok(evidence)
     }
 
+    /// Whether it is of a training.
+    pub(super) fn trains(&self) -> bool {
+        let states = self.terms.of("gradients") + self.terms.of("optimizer");
+        self.serving.is_none() && (self.training.is_some() || states > 0)
+    }
+
     /// What it says of bytes by the keys that stay; levers are found by who looks for them.
     ///
     /// # Errors

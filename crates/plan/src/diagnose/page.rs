@@ -18,13 +18,17 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
         main {
             section { p { (capital(&found.verdict)) "." } ul { @for line in &found.evidence { li { (line) } } } }
             @if !times.is_empty() {
-                section { h2 { "Where the time goes" } (stacks(&[stack("", &times, ms)])) }
+                section {
+                    h2 { "Where the time goes" }
+                    (stacks(&[stack("", &times, ms)]))
+                    (shares(&times, ms))
+                }
             }
             @if found.balance.total_bytes > 0 {
                 section {
                     h2 { "Where the bytes are" }
                     (stacks(&[stack("", &of_terms(&found.balance.terms), |b| both(b as u64))]))
-                    (terms(&found.balance.terms, found.balance.total_bytes))
+                    (shares(&of_terms(&found.balance.terms), |b| both(b as u64)))
                 }
             }
             (levers(found))
@@ -57,7 +61,7 @@ pub fn comparison_page(found: &Comparison) -> String {
                 section {
                     h2 { "Time" }
                     (bars(&found.milliseconds, |t| ms(t / 1e3)))
-                    (changes(found.milliseconds.iter().chain([total]), |t| ms(t / 1e3)))
+                    (changes(found.milliseconds.iter().chain([total]), |t| ms(t / 1e3 + 0.0)))
                 }
             }
             @if !found.bytes.is_empty() {
@@ -67,8 +71,13 @@ pub fn comparison_page(found: &Comparison) -> String {
                     (changes(found.bytes.iter().chain([&found.all_bytes]), signed))
                 }
             }
-            @let other = found.tokens_per_second.iter().chain(&found.valid_loss).chain(&found.perplexity);
-            section { h2 { "Throughput and quality" } (changes(other, |x| format!("{x:.3}"))) }
+            @let quality: Vec<&Change> = found.valid_loss.iter().chain(&found.perplexity).collect();
+            @if let Some(speed) = &found.tokens_per_second {
+                section { h2 { "Throughput" } (changes([speed].into_iter(), |x| format!("{x:.1}"))) }
+            }
+            @if !quality.is_empty() {
+                section { h2 { "Quality" } (changes(quality.into_iter(), |x| format!("{x:.4}"))) }
+            }
         }
         (footer())
     };
@@ -90,7 +99,10 @@ fn signed(bytes: f64) -> String {
 
 /// (part, seconds) of a request, or of a step.
 fn parts_of_time(evidence: &Evidence) -> Vec<(String, f64)> {
-    let named = |parts: &[(&str, f64)]| parts.iter().map(|(n, s)| ((*n).to_owned(), *s)).collect();
+    let named = |parts: &[(&str, f64)]| {
+        let some = parts.iter().filter(|(_, seconds)| *seconds > 0.0);
+        some.map(|(name, seconds)| ((*name).to_owned(), *seconds)).collect()
+    };
     match (&evidence.serving, &evidence.training) {
         (Some(s), _) => {
             named(&[("queue", s.queue_s), ("prefill", s.prefill_s), ("decode", s.decode_s)])
@@ -112,15 +124,17 @@ fn stack(name: &str, parts: &[(String, f64)], words: impl Fn(f64) -> String) -> 
     Stack { name: name.to_owned(), parts: parts.iter().map(part).collect() }
 }
 
-fn terms(terms: &Terms, total: u64) -> Markup {
+/// Parts in words, and as shares of their sum.
+fn shares(parts: &[(String, f64)], words: impl Fn(f64) -> String) -> Markup {
+    let total: f64 = parts.iter().map(|(_, value)| value).sum();
     html! {
-        table { tbody { @for term in &terms.0 {
+        div.scroll { table { tbody { @for (name, value) in parts {
             tr {
-                td { (term.name) }
-                td { (both(term.bytes)) }
-                td { (format!("{:.1} %", 100.0 * term.bytes as f64 / total.max(1) as f64)) }
+                td { (name) }
+                td { (words(*value)) }
+                td { (format!("{:.1} %", 100.0 * value / total.max(f64::MIN_POSITIVE))) }
             }
-        } } }
+        } } } }
     }
 }
 
