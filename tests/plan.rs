@@ -572,7 +572,10 @@ fn slide(browser: &Browser, words: &str, moves: &[(&str, &str, &str)]) {
     let mut then = words.clone();
     let mut script = String::new();
     for (key, flag, value) in moves {
-        then.extend([*flag, *value]);
+        match then.iter().position(|word| word == flag) {
+            Some(at) => then[at + 1] = value,
+            None => then.extend([*flag, *value]),
+        }
         let value =
             if value.parse::<u64>().is_ok() { (*value).to_owned() } else { format!("'{value}'") };
         script += &format!("slide('{key}', {value});\n");
@@ -660,7 +663,7 @@ fn sliders_work_the_same_formulas_out() {
             ("zero", "--zero", "3"),
             ("ranks", "--ranks", "16"),
             ("recompute", "--recompute", "attention"),
-            ("length", "--length", "128"),
+            ("batch", "--batch", "4"),
         ],
     );
     slide(&browser, "plan train email-rnn --length 64", &[("batch", "--batch", "8")]);
@@ -669,6 +672,44 @@ fn sliders_work_the_same_formulas_out() {
         "plan fleet gemma-2-2b --machine t4 --requests 20",
         &[("kv", "--kv", "q8_0"), ("weights", "--weights", "q4_k")],
     );
+}
+
+#[test]
+fn a_diagnosis_says_what_would_be_at_other_numbers() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let plan = folder.path().join("plan.json");
+    let of = |words: &str| json(&words.split(' ').collect::<Vec<_>>());
+    let total = |found: &Value| found["total_bytes"].as_u64().unwrap();
+    let slid = |moves: &str| {
+        let html = page.to_str().unwrap();
+        works(&["diagnose", plan.to_str().unwrap(), "--html", html]);
+        let loaded = browser.load_and(&page, &HANDS.replace("MOVES", moves));
+        assert!(loaded.console.is_empty(), "{:?}", loaded.console);
+        let said = loaded.said().to_owned();
+        assert!(said.contains("the end") && said.contains("labels: true"), "{said}");
+        said
+    };
+    // K/V in proportion to context and requests.
+    let first = of("plan serve qwen3-8b --context 2048 --requests 2");
+    std::fs::write(&plan, first.to_string()).unwrap();
+    let said = slid("slide('context', 4); slide('requests', 0.5);");
+    let kv = first["terms"][1]["bytes"].as_u64().unwrap();
+    assert!(said.contains(&format!("first: {}\n", total(&first))), "{said}");
+    assert!(said.contains(&format!("then: {}\n", total(&first) + kv)), "{said}");
+    // Activations with the batch, states over ranks by stage.
+    let alone = "plan train gpt2 --batch 1 --length 1024";
+    std::fs::write(&plan, of(alone).to_string()).unwrap();
+    let said = slid("slide('batch', 4); slide('ranks', 8); slide('zero', 2);");
+    let then = of("plan train gpt2 --batch 4 --length 1024 --zero 2 --ranks 8");
+    let sent = then["terms"].as_array().unwrap().iter();
+    let sent: u64 = sent
+        .filter(|term| term["name"] == "communication")
+        .map(|term| term["bytes"].as_u64().unwrap())
+        .sum();
+    // Buffers for other ranks are not foreseen from a ledger.
+    assert!(said.contains(&format!("then: {}\n", total(&then) - sent)), "{then}\n{said}");
 }
 
 #[test]

@@ -329,7 +329,11 @@ fn check(ask: &FleetAsk) -> Result<(), Error> {
     within("--replicas", ask.replicas, 4096)?;
     match ask.arrivals {
         Arrivals::Rate(rate) if !(1e-6..=1e9).contains(&rate) => {
-            return Err(Error::number("--rate", rate, "it must be 0.000001 to 1000000000"));
+            return Err(Error::number(
+                "--rate",
+                format!("{rate:?}"),
+                "it must be 0.000001 to 1000000000",
+            ));
         }
         Arrivals::Clients(clients) => within("--clients", clients, 1_000_000)?,
         Arrivals::Rate(_) => {}

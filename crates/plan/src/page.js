@@ -67,8 +67,22 @@ function trainTerms(s) {
   ];
 }
 
+// What was measured, at other numbers: in proportion where bytes are, shared out by stages.
+function measuredTerms(s) {
+  const held = (from) => (s.ranks > 1 && s.zero >= from ? s.ranks : 1);
+  const times = {
+    'K/V cache': s.context * s.requests, weights: 1 / held(3), 'master weights': 1 / held(1),
+    gradients: 1 / held(2), optimizer: 1 / held(1),
+  };
+  const [, saved] = s.again.find(([name]) => name === s.recompute) ?? [];
+  return s.terms.map(({ name, bytes }) => {
+    if (name === 'activations') return [name, Math.round((bytes - (saved ?? 0)) * s.batch)];
+    return [name, Math.round(bytes * (times[name] ?? 1))];
+  });
+}
+
 const termsOf = (s) => {
-  const all = { serve: serveTerms, train: trainTerms }[s.kind];
+  const all = { serve: serveTerms, train: trainTerms, measured: measuredTerms }[s.kind];
   return all ? all(s).filter(([, bytes]) => bytes > 0) : sheet.terms.map((t) => [t.name, t.bytes]);
 };
 
@@ -189,6 +203,19 @@ if (sheet.kind === 'serve') {
   control('requests', 'Requests side by side', sheet.workspace[sheet.kv].map(([requests]) => requests));
   if (!sheet.engine) control('weights', 'Weights', sheet.kinds.map(([name]) => name));
   control('kv', 'K/V', sheet.kv_kinds);
+} else if (sheet.kind === 'measured') {
+  Object.assign(now, { context: 1, requests: 1, batch: 1, zero: 1, ranks: 1, recompute: 'as it is' });
+  const times = [0.125, 0.25, 0.5, 1, 2, 4, 8, 16];
+  if (sheet.has_kv) {
+    control('context', 'Context, times what it is', times);
+    control('requests', 'Requests, times as many', times);
+  }
+  if (sheet.has_activations) control('batch', 'Tokens at once, times as many', times);
+  if (sheet.again.length) control('recompute', 'Computed again', ['as it is', ...sheet.again.map(([name]) => name)]);
+  if (sheet.alone) {
+    control('zero', 'ZeRO stage', [0, 1, 2, 3]);
+    control('ranks', 'Ranks', powers(1, 1024, 1));
+  }
 } else if (sheet.kind === 'train') {
   control('batch', 'Sequences at once', sheet.batches);
   control('length', 'Tokens of each', sheet.lengths);

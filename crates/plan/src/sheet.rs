@@ -3,7 +3,7 @@
 
 use crate::fleet::FleetGrid;
 use crate::serve::ServeAsk;
-use crate::term::Prediction;
+use crate::term::{Balance, Lever, Prediction};
 use crate::train::TrainAsk;
 use crate::{
     Activations, Architecture, Error, Logits, NumberKind, Precision, StateBytes, running, text,
@@ -126,6 +126,41 @@ impl Sheet {
         self
     }
 
+    /// Of bytes that were measured: terms that grow in proportion to what is asked, states that ranks would
+    /// share out, and recomputation where its saving is known; the rest stays.
+    pub(crate) fn measured(balance: &Balance) -> Sheet {
+        let saved = |lever: &&Lever| lever.change.starts_with("--recompute");
+        let levers = balance.levers.iter().filter(saved);
+        let again: Vec<Value> =
+            levers.map(|lever| json!([lever.change, lever.saves_bytes])).collect();
+        Sheet(json!({
+            "kind": "measured", "terms": balance.terms, "total_bytes": balance.total_bytes,
+            "budget": balance.budget_bytes, "again": again,
+            "has_kv": balance.terms.of("K/V cache") > 0,
+            "has_activations": balance.terms.of("activations") > 0,
+            "alone": balance.ranks.len() < 2 && balance.terms.of("gradients") > 0,
+        }))
+    }
+
+    /// The part of a page that its script fills.
+    pub(crate) fn live(&self) -> Markup {
+        html! {
+            section.live hidden {
+                div.split {
+                    div { div #bars {} p #verdict aria-live="polite" {} table #terms {} }
+                    div.controls #controls {}
+                }
+            }
+        }
+    }
+
+    /// A page with its script and what that works with.
+    pub(crate) fn framed(&self, title: &str, body: &Markup) -> String {
+        let json = serde_json::to_string(&self.0).unwrap_or_default();
+        let data = Some(Data { id: "sheet", json: &json });
+        Frame { title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(body)
+    }
+
     /// Of anything else: bars, and nothing to slide.
     pub fn still(plan: &Prediction) -> Sheet {
         Sheet(json!({"kind": "still", "model": plan.model, "terms": plan.balance.terms,
@@ -206,21 +241,14 @@ pub fn page(plan: &Prediction, sheet: &Sheet, more: &str) -> String {
             }
         }
         main {
-            section.live hidden {
-                div.split {
-                    div { div #bars {} p #verdict aria-live="polite" {} table #terms {} }
-                    div.controls #controls {}
-                }
-            }
+            (sheet.live())
             @if sheet.0["fleet"].is_object() { (times()) }
             (as_text(plan, more))
         }
         footer { p { "Made by autoreg. GB is 10^9 bytes, GiB 2^30. Everything on this page is in this file." } }
     };
     let title = format!("Memory by term: {}", plan.model);
-    let json = serde_json::to_string(&sheet.0).unwrap_or_default();
-    let data = Some(Data { id: "sheet", json: &json });
-    Frame { title: &title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(&body)
+    sheet.framed(&title, &body)
 }
 
 /// Where the script draws what requests of a fleet take.

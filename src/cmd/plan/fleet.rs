@@ -260,6 +260,8 @@ fn server(args: &FleetArgs) -> Result<Case, CliError> {
 
 fn ask(args: &FleetArgs, case: &Case) -> Result<FleetAsk, CliError> {
     let limits = running::limits(&case.architecture, &case.ask).map_err(CliError::input)?;
+    let tokens = args.kv_tokens.and_then(|tokens| usize::try_from(tokens).ok());
+    let pages = tokens.map_or(limits.pages, |tokens| tokens.div_ceil(limits.page_tokens));
     Ok(FleetAsk {
         arrivals: match args.clients {
             Some(clients) => Arrivals::Clients(clients),
@@ -274,8 +276,8 @@ fn ask(args: &FleetArgs, case: &Case) -> Result<FleetAsk, CliError> {
             RoutingName::LeastBusy => Routing::LeastBusy,
             RoutingName::Random => Routing::Random,
         },
-        // No two texts share a page, and a window saves none.
-        limits: Limits { shares: false, window: None, ..limits },
+        // No two texts share a page, and a window saves none. Bytes are counted of whole pages a sequence.
+        limits: Limits { pages, shares: false, window: None, ..limits },
         turnaround_s: args.turnaround / 1e3,
         seed: args.seed,
     })

@@ -148,12 +148,11 @@ fn machines(args: &ListArgs) -> Result<(), CliError> {
         term::print(&json(&rows)?);
         return Ok(());
     }
-    let mut text = format!("{:<16}{:>10}{:>12}{:>10}\n", "name", "GB/s", "TFLOP/s", "memory");
+    let mut text = format!("{:<16}{:>10}{:>12}{:>30}\n", "name", "GB/s", "TFLOP/s", "memory");
     for row in &rows {
-        let memory =
-            row.memory_bytes.map_or("-".to_owned(), |b| format!("{} GB", b / 1_000_000_000));
+        let memory = row.memory_bytes.map_or("-".to_owned(), both);
         text += &format!(
-            "{:<16}{:>10.1}{:>12.2}{memory:>10}\n    {}\n",
+            "{:<16}{:>10.1}{:>12.2}{memory:>30}\n    {}\n",
             row.name,
             row.bandwidth_bytes_per_second / 1e9,
             row.flops_per_second / 1e12,

@@ -1,6 +1,8 @@
-//! A diagnosis, or two measurements beside each other, as one self-contained page without a script.
+//! A diagnosis, or two measurements beside each other, as one self-contained page; a
+//! diagnosis has sliders where bytes are known.
 
 use super::{Change, Comparison, Diagnosis, Evidence, ms};
+use crate::Sheet;
 use crate::both;
 use crate::sheet::STYLE;
 use crate::term::Terms;
@@ -9,6 +11,7 @@ use page::{Frame, Stack, stacks};
 
 /// The page of a diagnosis and of what it was made from.
 pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
+    let sheet = Sheet::measured(&found.balance);
     let times = parts_of_time(evidence);
     let body = html! {
         header {
@@ -27,8 +30,11 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
             @if found.balance.total_bytes > 0 {
                 section {
                     h2 { "Where the bytes are" }
-                    (stacks(&[stack("", &of_terms(&found.balance.terms), |b| both(b as u64))]))
-                    (shares(&of_terms(&found.balance.terms), |b| both(b as u64)))
+                    noscript {
+                        (stacks(&[stack("", &of_terms(&found.balance.terms), |b| both(b as u64))]))
+                        (shares(&of_terms(&found.balance.terms), |b| both(b as u64)))
+                    }
+                    (sheet.live())
                 }
             }
             (levers(found))
@@ -37,7 +43,10 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
         (footer())
     };
     let title = format!("Limiting: {}", found.balance.limiting_term);
-    Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body)
+    match found.balance.total_bytes {
+        0 => Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body),
+        _ => sheet.framed(&title, &body),
+    }
 }
 
 /// The page of two measurements.
