@@ -91,6 +91,32 @@ fn training_tells_its_bytes_in_the_run_folder() {
     works(&["diagnose", out.to_str().unwrap()]);
 }
 
+/// Weights are read as floats, become master weights, and are floats again when the folder is exported: no
+/// term has more than was predicted at any moment.
+#[test]
+fn fine_tuning_in_16_bits_never_reserves_more_than_predicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("words.txt");
+    std::fs::write(&text, "please send the figures to the office by noon. ".repeat(9)).unwrap();
+    let (text, model) = (text.to_str().unwrap(), fixture("llama"));
+    for precision in ["f32", "bf16"] {
+        let out = dir.path().join(precision);
+        let words = ["train", "--init", &model, "--text", text, "--valid", text, "--max-len", "30"];
+        let more = ["--max-steps", "2", "--ledger", "--quiet", "--precision", precision];
+        works(&[&words[..], &more, &["--out", out.to_str().unwrap()]].concat());
+        let found = check(&out, &["weights", "gradients", "optimizer", "activations"]);
+        for row in found["terms"].as_array().unwrap() {
+            let name = row["name"].as_str().unwrap();
+            if ["weights", "master weights", "gradients", "optimizer"].contains(&name) {
+                assert_eq!(row["predicted_bytes"], row["peak_bytes"], "{precision}: {row}");
+            }
+        }
+        assert!(found["fits"].as_bool().unwrap() && found["parameters"].as_u64().unwrap() > 1000);
+        assert_eq!(found["ranks"][0]["total_bytes"], found["total_bytes"]);
+        assert!(out.join("huggingface/model.safetensors").is_file());
+    }
+}
+
 #[test]
 fn serving_tells_its_bytes_when_it_ends() {
     let dir = tempfile::tempdir().unwrap();
@@ -106,6 +132,10 @@ fn serving_tells_its_bytes_when_it_ends() {
         serde_json::from_str(&std::fs::read_to_string(own.path().join("ledger.json")).unwrap())
             .unwrap();
     assert!(told["kv"]["reserved_bytes"].as_u64().unwrap() > 0);
+    for key in ["fits", "budget_bytes", "parameters"] {
+        assert!(!told[key].is_null(), "{key}: {told}");
+    }
+    assert!(told["levers"].is_array(), "{told}");
     server.signal("-TERM");
     assert_eq!(server.ended(), Some(0));
     let found = check(dir.path(), &["weights", "K/V cache", "workspace", "runtime"]);
@@ -123,6 +153,22 @@ fn benches_tell_their_bytes() {
     ] {
         works(&[words, &[&flag(dir.path())]].concat());
         check(dir.path(), &["weights", "K/V cache"]);
+    }
+    works(&["generate", &model, "some text", "--compare-presets", &flag(dir.path())]);
+    check(dir.path(), &["weights", "K/V cache"]);
+    let of_benches: [(&[&str], &[&str]); 3] = [
+        (&["bench", "attention", "--length", "64", "--backward"], &["gradients", "workspace"]),
+        (&["bench", "attention-memory", "--length", "64,2048"], &["data", "workspace"]),
+        (&["bench", "scaling", &model, "--from", "8", "--to", "16"], &["weights", "K/V cache"]),
+    ];
+    for (words, terms) in of_benches {
+        works(&[words, &[&flag(dir.path())]].concat());
+        let found = check(dir.path(), terms);
+        for row in found["terms"].as_array().unwrap() {
+            if terms.contains(&row["name"].as_str().unwrap()) {
+                assert_eq!(row["predicted_bytes"], row["peak_bytes"], "{words:?}: {row}");
+            }
+        }
     }
     works(&["bench", "train-memory", "--threads", "1", &flag(dir.path())]);
     for model in ["rnn", "transformer"] {

@@ -176,6 +176,96 @@ fn keys_stay() {
     assert_eq!(states["total_bytes"], 31_406_250_000u64);
 }
 
+/// The keys that every plan, ledger and diagnosis has.
+#[track_caller]
+fn balanced(found: &Value) {
+    let terms = found["terms"].as_array().unwrap();
+    assert!(terms.iter().all(|term| term["name"].is_string()), "{found}");
+    let sum: f64 = terms.iter().map(|term| number(&term["bytes"])).sum();
+    assert_eq!(sum, number(&found["total_bytes"]), "{found}");
+    assert!(!found["limiting_term"].as_str().unwrap().is_empty(), "{found}");
+    assert!(found["levers"].is_array(), "{found}");
+    for key in ["fits", "parameters"] {
+        assert!(found.get(key).is_some(), "{key}: {found}");
+    }
+    for lever in found["levers"].as_array().unwrap() {
+        for key in ["change", "term", "costs", "recheck"] {
+            assert!(!lever[key].as_str().unwrap().is_empty(), "{key}: {lever}");
+        }
+        assert!(lever["saves_bytes"].is_u64() || lever["saves_seconds"].is_f64(), "{lever}");
+    }
+}
+
+#[test]
+fn every_answer_has_the_same_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("llama");
+    let plans = [
+        "plan serve qwen3-8b",
+        "plan train qwen3-8b --ranks 2 --zero 1",
+        "plan train email-transformer --ranks 2 --zero 2",
+        "plan train qwen3-8b --as deepspeed --zero 2 --ranks 4",
+        "plan train 7.5e9 --as zero-paper --zero 2 --ranks 64",
+        "plan fleet qwen3-8b --machine t4 --requests 20",
+    ];
+    let mut found: Vec<Value> = Vec::new();
+    for plan in plans {
+        found.push(json(&plan.split(' ').collect::<Vec<_>>()));
+    }
+    let fleet = ["plan", "fleet", &model, "--calibrate", "--requests", "8", "--kv-tokens", "512"];
+    let fleet = json(&[&fleet[..], &["--prompt-tokens", "8", "--max-tokens", "4"]].concat());
+    assert_eq!(number(&fleet["fleet_bytes"]), number(&fleet["total_bytes"]));
+    found.push(fleet);
+    let ledger = folder.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let flag = format!("--ledger={}", ledger.display());
+    works(&["generate", &model, "some text", "--max-tokens", "4", &flag]);
+    let path = ledger.join("ledger.json");
+    found.push(serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap());
+    assert_eq!(found.last().unwrap()["fits"], true);
+    let path = path.to_str().unwrap();
+    found.push(json(&["diagnose", path]));
+    found.push(json(&["diagnose", path, "--after", path]));
+    // A diagnosis of a plan goes by its levers.
+    let plan = folder.path().join("plan.json");
+    std::fs::write(&plan, found[1].to_string()).unwrap();
+    let read = json(&["diagnose", plan.to_str().unwrap()]);
+    assert_eq!(read["ranks"], found[1]["ranks"]);
+    assert!(read["levers"].to_string().contains("--zero 3"), "{read}");
+    found.push(read);
+    found.iter().for_each(balanced);
+    for training in &found[1..3] {
+        assert_eq!(training["ranks"].as_array().unwrap().len(), 2);
+        assert!(number(&training["communication_bytes_per_step"]) > 0.0);
+    }
+}
+
+#[test]
+fn ranks_are_counted_by_the_lists_that_they_allocate() {
+    let base =
+        "plan train email-transformer --batch 8 --length 64 --precision f32 --ranks 4 --zero 2";
+    let words: Vec<&str> = base.split(' ').collect();
+    let own = json(&words);
+    assert_eq!(own["counted_by"], "the trainer's lists");
+    let formula = json(&[&words[..], &["--by", "formula"]].concat());
+    assert_eq!(formula["counted_by"], "formulas");
+    // What four threads of one process allocate together, by the run itself.
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let (config, out) = (folder.path().join("small.toml"), out.to_str().unwrap());
+    std::fs::write(&config, common::SMALL).unwrap();
+    let config = config.to_str().unwrap();
+    let words = ["train", "--data", common::data(), "--config", config, "--out", out, "--quiet"];
+    works(&[&words[..], &["--ranks", "4", "--zero", "2", "--max-steps", "2"]].concat());
+    let text = std::fs::read_to_string(Path::new(out).join("ledger.json")).unwrap();
+    let ledger: Value = serde_json::from_str(&text).unwrap();
+    balanced(&ledger);
+    assert_eq!(ledger["ranks"].as_array().unwrap().len(), 4);
+    assert!(number(&ledger["communication_bytes_per_step"]) > 0.0);
+    let refused = ["plan", "train", "email-transformer", "--by", "engine", "--optimizer", "muon"];
+    autoreg(&[&refused[..], &["--ranks", "2", "--zero", "1"]].concat()).refused(2, &["Muon"]);
+}
+
 #[test]
 fn what_is_found_backwards_fits_and_one_more_does_not() {
     let plan = json(&["plan", "serve", "qwen3-8b", "--requests", "4", "--budget", "24GiB"]);
@@ -327,8 +417,10 @@ fn a_simulation_is_held_against_a_server() {
 
 #[test]
 fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
-    let rows = json(&["bench", "attention-memory", "--length", "512,1024,2048"]);
+    let rows = json(&["bench", "attention-memory"]);
     let rows = rows.as_array().unwrap();
+    let lengths: Vec<f64> = rows.iter().map(|row| number(&row["length"])).collect();
+    assert_eq!(lengths, [512.0, 1024.0, 2048.0, 4096.0, 8192.0]);
     let of = |i: usize, way: &str, key: &str| number(&rows[i][way][key]);
     for (i, row) in rows.iter().enumerate() {
         assert!(number(&row["largest_difference"]) < 1e-5, "{row}");
@@ -341,11 +433,13 @@ fn tiles_give_the_same_outputs_in_memory_that_does_not_grow() {
             "{row}"
         );
     }
-    assert_eq!(of(0, "tiled", "workspace_bytes"), of(2, "tiled", "workspace_bytes"));
-    let length = 2048.0 * 2048.0 * 4.0;
-    assert!(of(2, "stored", "workspace_bytes") >= length);
-    assert!(of(2, "stored", "moved_bytes") > 4.0 * length);
-    assert!(of(2, "tiled", "moved_bytes") < of(2, "stored", "moved_bytes") / 3.0);
+    for (i, length) in lengths.iter().enumerate() {
+        assert_eq!(of(i, "tiled", "workspace_bytes"), of(0, "tiled", "workspace_bytes"));
+        let scores = length * length * 4.0;
+        assert!(of(i, "stored", "workspace_bytes") >= scores);
+        assert!(of(i, "stored", "moved_bytes") > 4.0 * scores);
+        assert!(of(i, "tiled", "moved_bytes") < of(i, "stored", "moved_bytes") / 3.0);
+    }
 }
 
 #[test]
@@ -401,6 +495,9 @@ fn what_makes_no_plan_is_refused_in_a_line() {
     };
     let lacking = file("config.json", r#"{"model_type": "llama", "hidden_size": 64}"#);
     let page = file("page.html", "<html>\n<body>404</body>");
+    let odd = file("odd.prom", "vllm:num_requests_running NaN\n");
+    let figures = file("some.prom", "vllm:e2e_request_latency_seconds_count 1\n");
+    let ledger = file("run.json", r#"{"terms": [{"name": "gradients", "bytes": 4}]}"#);
     let machine = file("machine.json", r#"{"name": "x"}"#);
     let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
     for (asked, said) in [
@@ -419,14 +516,24 @@ fn what_makes_no_plan_is_refused_in_a_line() {
         (words("plan serve qwen3-8b --weights q3"), &["q4_0"]),
         (words("plan serve qwen3-8b --machine rtx-4091"), &["rtx-4090"]),
         (words(&format!("plan serve gpt2 --machine {machine}")), &["autoreg doctor"]),
-        (words("plan train email-rnn --ranks 2"), &["rnn"]),
+        (words("plan train email-rnn --by formula"), &["rnn"]),
+        (words("plan train email-rnn --by engine --precision bf16"), &["--by engine", "bf16"]),
+        (words("plan train mixtral-8x7b --by engine"), &["mixture of experts"]),
         (words("plan fleet gpt2 --machine t4 --rate 0"), &["--rate"]),
+        (words("plan fleet gpt2 --machine t4 --rate NaN"), &["--rate is NaN"]),
+        (words("plan fleet gpt2 --machine t4 --rate 1e-300"), &["--rate"]),
+        (words("plan fleet gpt2 --machine t4 --price NaN"), &["--price"]),
+        (words("plan fleet gpt2 --machine t4 --max-sequences 0"), &["--max-sequences"]),
+        (words("plan fleet gpt2 --machine t4 --kv-tokens 0"), &["--kv-tokens"]),
+        (words("plan fleet gpt2 --machine t4 --kv-tokens 100"), &["is 192", "cache holds 112"]),
         (words("plan fleet gpt2 --machine t4 --prompt-tokens 9-2"), &["--prompt-tokens"]),
         (words("plan fleet gpt2"), &["--machine", "--calibrate"]),
         (words("plan fleet train gpt2 --ranks 2"), &["--machine", "--network"]),
         (words("plan serve qwen3-8b --by engine --kv bf16"), &["--kv is bf16", "f32, f16 or q8_0"]),
         (words("plan serve gpt2 --html /nowhere/x.html"), &["/nowhere/x.html"]),
         (words(&format!("diagnose {page}")), &["line 1 is no figure"]),
+        (words(&format!("diagnose {odd}")), &["vllm:num_requests_running is NaN"]),
+        (words(&format!("diagnose {ledger} --after {figures}")), &["a training", "a server"]),
         (words(&format!("diagnose {lacking}")), &["expected a ledger.json"]),
         (words("diagnose /nowhere"), &["/nowhere"]),
         (words("diagnose https://127.0.0.1:1"), &["speaks no TLS"]),
@@ -465,7 +572,10 @@ fn slide(browser: &Browser, words: &str, moves: &[(&str, &str, &str)]) {
     let mut then = words.clone();
     let mut script = String::new();
     for (key, flag, value) in moves {
-        then.extend([*flag, *value]);
+        match then.iter().position(|word| word == flag) {
+            Some(at) => then[at + 1] = value,
+            None => then.extend([*flag, *value]),
+        }
         let value =
             if value.parse::<u64>().is_ok() { (*value).to_owned() } else { format!("'{value}'") };
         script += &format!("slide('{key}', {value});\n");
@@ -546,5 +656,98 @@ fn sliders_work_the_same_formulas_out() {
         "plan train email-transformer",
         &[("ranks", "--ranks", "8"), ("zero", "--zero", "2"), ("precision", "--precision", "bf16")],
     );
+    slide(
+        &browser,
+        "plan train email-transformer --ranks 2 --zero 1 --precision f32",
+        &[
+            ("zero", "--zero", "3"),
+            ("ranks", "--ranks", "16"),
+            ("recompute", "--recompute", "attention"),
+            ("batch", "--batch", "4"),
+        ],
+    );
     slide(&browser, "plan train email-rnn --length 64", &[("batch", "--batch", "8")]);
+    slide(
+        &browser,
+        "plan fleet gemma-2-2b --machine t4 --requests 20",
+        &[("kv", "--kv", "q8_0"), ("weights", "--weights", "q4_k")],
+    );
+}
+
+#[test]
+fn a_diagnosis_says_what_would_be_at_other_numbers() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let plan = folder.path().join("plan.json");
+    let of = |words: &str| json(&words.split(' ').collect::<Vec<_>>());
+    let total = |found: &Value| found["total_bytes"].as_u64().unwrap();
+    let slid = |moves: &str| {
+        let html = page.to_str().unwrap();
+        works(&["diagnose", plan.to_str().unwrap(), "--html", html]);
+        let loaded = browser.load_and(&page, &HANDS.replace("MOVES", moves));
+        assert!(loaded.console.is_empty(), "{:?}", loaded.console);
+        let said = loaded.said().to_owned();
+        assert!(said.contains("the end") && said.contains("labels: true"), "{said}");
+        said
+    };
+    // K/V in proportion to context and requests.
+    let first = of("plan serve qwen3-8b --context 2048 --requests 2");
+    std::fs::write(&plan, first.to_string()).unwrap();
+    let said = slid("slide('context', 4); slide('requests', 0.5);");
+    let kv = first["terms"][1]["bytes"].as_u64().unwrap();
+    assert!(said.contains(&format!("first: {}\n", total(&first))), "{said}");
+    assert!(said.contains(&format!("then: {}\n", total(&first) + kv)), "{said}");
+    // Activations with the batch, states over ranks by stage.
+    let alone = "plan train gpt2 --batch 1 --length 1024";
+    std::fs::write(&plan, of(alone).to_string()).unwrap();
+    let said = slid("slide('batch', 4); slide('ranks', 8); slide('zero', 2);");
+    let then = of("plan train gpt2 --batch 4 --length 1024 --zero 2 --ranks 8");
+    let sent = then["terms"].as_array().unwrap().iter();
+    let sent: u64 = sent
+        .filter(|term| term["name"] == "communication")
+        .map(|term| term["bytes"].as_u64().unwrap())
+        .sum();
+    // Buffers for other ranks are not foreseen from a ledger.
+    assert!(said.contains(&format!("then: {}\n", total(&then) - sent)), "{then}\n{said}");
+}
+
+#[test]
+fn a_fleets_page_has_the_loads_and_servers_that_were_simulated() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("fleet.html");
+    let words =
+        "plan fleet llama-3-8b --machine l4 --rate 2 --requests 60 --replicas 2 --max-tokens 16";
+    let mut words: Vec<&str> = words.split(' ').collect();
+    let seen = json(&[&words[..], &["--html", page.to_str().unwrap()]].concat());
+    let script = "
+const move = (key, value) => {
+    const range = document.getElementById(key);
+    for (let i = 0; i <= Number(range.max) && now[key] !== value; i++) {
+        range.value = i;
+        range.dispatchEvent(new Event('input'));
+    }
+};
+const row = () => [...document.querySelectorAll('#spread tr')].at(-1).textContent;
+say('own: ' + row());
+move('load', 8);
+move('servers', 1);
+say('then: ' + row());
+say('told: ' + document.getElementById('seen').textContent);
+say('the end');";
+    let loaded = browser.load_and(&page, script);
+    assert!(loaded.console.is_empty(), "{:?}", loaded.console);
+    let said = loaded.said();
+    assert!(said.contains("the end") && said.contains("told: 8 requests a second on one server"));
+    let ms = |found: &Value| {
+        let mean = number(&found["seen"]["whole"]["mean_ms"]);
+        if mean < 1e4 { format!("{mean:.1} ms") } else { format!("{:.1} s", mean / 1e3) }
+    };
+    assert!(said.contains(&format!("own: whole{}", ms(&seen))), "{seen}\n{said}");
+    words[6] = "8";
+    let at = words.iter().position(|word| *word == "--replicas").unwrap();
+    words[at + 1] = "1";
+    let then = json(&words);
+    assert!(said.contains(&format!("then: whole{}", ms(&then))), "{then}\n{said}");
 }

@@ -154,7 +154,10 @@ fn servers_ledger(args: &BenchServeArgs, dir: &Path) -> Result<(), CliError> {
     let text = diagnose::page(&args.url, "/ledger", args.api_key.as_deref())?;
     let evidence = Evidence::of_text(&args.url, &text).map_err(CliError::input)?;
     let total = evidence.terms.total().map_err(CliError::input)?;
-    let path = dir.join("ledger.json");
+    let mut value: serde_json::Value = serde_json::from_str(&text)
+        .map_err(|e| CliError::input(format!("{}: /ledger is no JSON: {e}", args.url)))?;
+    plan::diagnose::complete(&mut value, None).map_err(CliError::input)?;
+    let (path, text) = (dir.join("ledger.json"), json(&value)?);
     formats::replace_file(&path, |file| file.write_all(text.as_bytes()))
         .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))?;
     term::note(plan::bars(&evidence.terms, total).trim_end());

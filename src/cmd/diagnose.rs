@@ -165,8 +165,8 @@ fn live(url: &str, key: Option<&str>) -> Result<Evidence, CliError> {
         && let Ok(ledger) = get(url, &host, "/ledger", key)
         && let Ok(own) = Evidence::of_text(url, &ledger)
     {
-        (evidence.terms, evidence.peak_bytes, evidence.pages) =
-            (own.terms, own.peak_bytes, own.pages);
+        let (serving, source) = (evidence.serving, evidence.source);
+        evidence = Evidence { serving, source, planned: Vec::new(), ..own };
     }
     Ok(evidence)
 }

@@ -4,7 +4,9 @@ use crate::cmd::model::located;
 use crate::error::CliError;
 use crate::term;
 use chat::ChatTemplate;
-use families::{Checkpoint, Family, Words, can_export, export, lora_targets};
+use families::{
+    Checkpoint, ExportError, Family, Words, can_export, export, export_file, lora_targets,
+};
 use models::{LoraConfig, LoraTarget, Model, ModelConfig};
 use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
@@ -133,9 +135,26 @@ impl Init {
         made.transpose().map_err(CliError::input)
     }
 
-    /// Writes the trained model as a Hugging Face folder; none where no family computes it.
+    /// Writes a model as a Hugging Face folder into its run folder; none where no family computes it.
     pub fn export(&self, run: &Path, model: &Model) -> Result<Option<PathBuf>, CliError> {
-        if let Err(reason) = can_export(model.config()) {
+        self.write(run, model.config(), |folder, words| export(folder, model, words))
+    }
+
+    /// The same of the weights that the run folder has: one parameter is in memory at a time.
+    pub fn export_run(&self, run: &Path) -> Result<Option<PathBuf>, CliError> {
+        self.write(run, &self.config, |folder, words| {
+            let weights = formats::TensorFile::open(&run.join(train::WEIGHTS_FILE))?;
+            export_file(folder, &self.config, &weights, words)
+        })
+    }
+
+    fn write(
+        &self,
+        run: &Path,
+        config: &ModelConfig,
+        export: impl FnOnce(&Path, &Words<'_>) -> Result<(), ExportError>,
+    ) -> Result<Option<PathBuf>, CliError> {
+        if let Err(reason) = can_export(config) {
             term::note(&format!("note: {reason}"));
             return Ok(None);
         }
@@ -147,7 +166,7 @@ impl Init {
             eos_token: self.eos_token.as_deref(),
             chat_template: self.template.as_deref(),
         };
-        export(&folder, model, &words).map_err(CliError::failed)?;
+        export(&folder, &words).map_err(CliError::failed)?;
         Ok(Some(folder))
     }
 }

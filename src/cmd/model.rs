@@ -207,6 +207,16 @@ impl Opened {
         )))
     }
 
+    /// Its parameters; of counts, all that there could be.
+    pub fn parameters(&self) -> Option<u64> {
+        match &self.saved {
+            SavedModel::Network(model) => {
+                Model::count_parameters(model.config()).ok().map(|n| n as u64)
+            }
+            SavedModel::Counts(model) => Some(model.dense_parameters()),
+        }
+    }
+
     /// What its weights take.
     pub fn weights_plan(&self) -> Result<ledger::Plan, CliError> {
         match &self.saved {

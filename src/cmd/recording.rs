@@ -4,11 +4,12 @@
 use crate::cmd::json;
 use crate::cmd::model::AnySource;
 use crate::error::CliError;
-use crate::term::{self, mib};
+use crate::term;
 use clap::Args;
 use engine::serving::{Executor, Piece, SequenceId};
 use engine::{Ahead, Each, Error, Room, Source};
-use ledger::{Plan, Recorder, Report};
+use ledger::{Account, Plan, Recorder, Report};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -55,21 +56,64 @@ impl Recording {
     }
 
     /// Ends it: the report of a plan, written and told on standard error.
-    pub fn finish(self, title: &str, plan: &Plan) -> Result<Report, CliError> {
+    pub fn finish(
+        self,
+        title: &str,
+        plan: &Plan,
+        parameters: Option<u64>,
+    ) -> Result<Report, CliError> {
         let record = self.recorder.finish();
         let books = ledger::snapshot();
         let report = Report::new(plan, &books, self.runtime, ledger::peak_bytes());
         let report = report.recorded(record);
-        write(&self.dir, title, &report)?;
+        let known = Known { parameters, ..Known::default() };
+        write(&self.dir, title, &report, known)?;
         term::note(table(&report).trim_end());
         Ok(report)
     }
 }
 
+/// What is known of a ledger beside its bytes.
+#[derive(Default)]
+pub struct Known {
+    /// The model's parameters.
+    pub parameters: Option<u64>,
+    /// What the process may take; where nothing is said, what it holds and what is free beside.
+    pub budget: Option<u64>,
+    /// Of a training over ranks, each rank's terms, and bytes that each sends an optimizer step.
+    pub ranks: Option<(Vec<plan::Rank>, u64)>,
+}
+
+/// A report with every key that ledgers, plans and diagnoses have.
+pub fn keyed(report: &Report, known: Known) -> Result<Value, CliError> {
+    let mut value = serde_json::to_value(report).map_err(CliError::failed)?;
+    let free = || Some(ledger::available_bytes()?.saturating_add(ledger::resident_bytes()));
+    let own = report.peak_process_bytes.saturating_sub(report.reclaimable_bytes);
+    if let Some(budget) = known.budget.or_else(free) {
+        value["budget_bytes"] = budget.into();
+        value["fits"] = (own <= budget).into();
+    }
+    let trains = report.rows.iter().any(|row| row.term == Account::Gradients.name());
+    if let Some((ranks, sent)) = known.ranks.or(trains.then(|| (vec![as_rank(report)], 0))) {
+        value["ranks"] = serde_json::to_value(ranks).map_err(CliError::failed)?;
+        value["communication_bytes_per_step"] = sent.into();
+    }
+    plan::diagnose::complete(&mut value, known.parameters).map_err(CliError::failed)?;
+    Ok(value)
+}
+
+/// Terms of a report as one rank's.
+fn as_rank(report: &Report) -> plan::Rank {
+    let mut terms = plan::Terms::default();
+    report.rows.iter().for_each(|row| terms.add(row.term, row.measured_bytes));
+    plan::Rank { rank: 0, terms, total_bytes: report.total_bytes }
+}
+
 /// Writes a report as JSON and as a page.
-pub fn write(dir: &Path, title: &str, report: &Report) -> Result<(), CliError> {
+pub fn write(dir: &Path, title: &str, report: &Report, known: Known) -> Result<(), CliError> {
     let page = plan::ledger_page(title, report);
-    for (name, text) in [("ledger.json", json(report)?), ("ledger.html", page)] {
+    let text = json(&keyed(report, known)?)?;
+    for (name, text) in [("ledger.json", text), ("ledger.html", page)] {
         let path = dir.join(name);
         formats::replace_file(&path, |file| file.write_all(text.as_bytes())).map_err(|e| {
             CliError::failed(format!("{}: {e}{}", path.display(), formats::hint(&e)))
@@ -90,7 +134,8 @@ pub fn table(report: &Report) -> String {
             predicted => format!("{:.3}", row.peak_bytes as f64 / predicted as f64),
         };
         let [predicted, reserved, there, most] =
-            [row.predicted_bytes, row.peak_bytes, row.in_use_bytes, row.resident_bytes].map(mib);
+            [row.predicted_bytes, row.peak_bytes, row.in_use_bytes, row.resident_bytes]
+                .map(plan::binary);
         out += &format!(
             "{:<16}{predicted:>13}{reserved:>13}{there:>13}{most:>13}{ratio:>9}\n",
             row.term
@@ -101,20 +146,21 @@ pub fn table(report: &Report) -> String {
     out += &format!(
         "{:<16}{:>13}{:>13}{:>13}{:>13}{ratio:>9.3}\n",
         "whole process",
-        mib(report.predicted_process_bytes),
+        plan::binary(report.predicted_process_bytes),
         "",
         "",
-        mib(report.peak_process_bytes)
+        plan::binary(report.peak_process_bytes)
     );
     if report.reclaimable_bytes > 0 {
         out += &format!(
             "of it mapped files, which can be reclaimed and are not predicted: {}\n",
-            mib(report.reclaimable_bytes)
+            plan::binary(report.reclaimable_bytes)
         );
     }
     out + &format!(
-        "unexplained: {:.1} MiB at the moment of the peak ({:.1} %)\n",
-        report.unexplained_bytes as f64 / (1 << 20) as f64,
+        "unexplained: {}{} at the moment of the peak ({:.1} %)\n",
+        if report.unexplained_bytes < 0 { "-" } else { "" },
+        plan::binary(report.unexplained_bytes.unsigned_abs()),
         100.0 * report.unexplained_share
     )
 }

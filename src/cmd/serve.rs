@@ -243,7 +243,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let guesser =
         args.batching.draft.as_deref().map(|path| draft::open(path, kv, &opened)).transpose()?;
     let digest = opened.digest()?;
-    let never = opened.never(false);
+    let (never, parameters) = (opened.never(false), opened.parameters());
     let Opened { saved, tokenizer, ends, template, dir, .. } = opened;
     let kind = saved.config().kind().to_owned();
     let guessing = guesser.as_ref().map(|guesser| guesser.saved.config());
@@ -297,8 +297,10 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         context,
         kv: kv.name(),
         draft: guesses,
+        levers: levers(&plan)?,
         plan,
         runtime_bytes,
+        parameters,
     };
     term::note(&told(&model, &limits, why, team.threads()));
     let app = Arc::new(App::new(model, handle, options(args, api_keys, tls), metrics));
@@ -310,7 +312,8 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     .map_err(|e| CliError::input(format!("{address}: {e}; choose another --host or --port")))?;
     let broken_off = app.under_way();
     if let Some(recording) = recording {
-        recording.finish(&format!("serve {}", app.model.name), &app.model.plan)?;
+        let title = format!("serve {}", app.model.name);
+        recording.finish(&title, &app.model.plan, app.model.parameters)?;
     }
     drop(app);
     match finished {
@@ -321,6 +324,13 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         }
         false => Err(CliError::failed(format!("{broken_off} requests were broken off"))),
     }
+}
+
+/// What could be changed to take less, as a diagnosis of the plan says.
+fn levers(plan: &Plan) -> Result<serde_json::Value, CliError> {
+    let mut value = serde_json::json!({ "terms": plan::Terms::of_plan(plan) });
+    plan::diagnose::complete(&mut value, None).map_err(CliError::failed)?;
+    Ok(value["levers"].take())
 }
 
 fn options(args: &ServeArgs, api_keys: Vec<String>, tls: Option<Tls>) -> Options {

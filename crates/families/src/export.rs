@@ -9,13 +9,14 @@ use crate::binding::Stored;
 use crate::family::Family;
 use crate::folder::CONFIG;
 use crate::keys::Keys;
-use formats::{TensorRef, Values, replace_folder, write_tensors};
+use formats::{TensorFile, TensorHead, TensorKind, replace_folder, stream_tensors};
 use models::{Model, ModelConfig, RopeScaling, TransformerConfig};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use tensor::ParameterSpec;
 use tokenizer::Tokenizer;
 
 /// What a folder says beside the weights.
@@ -58,9 +59,12 @@ pub enum ExportError {
     /// There is nothing that a PEFT folder could hold.
     #[error("the model has no adapter on a matrix of its own in a Hugging Face folder")]
     NoAdapter,
-    /// The weights cannot be written.
+    /// The weights cannot be read or written.
     #[error(transparent)]
     Tensors(#[from] formats::Error),
+    /// The configuration makes no network.
+    #[error(transparent)]
+    Model(#[from] models::Error),
 }
 
 impl From<io::Error> for ExportError {
@@ -93,10 +97,43 @@ pub fn can_export(config: &ModelConfig) -> Result<(), ExportError> {
 /// # Errors
 /// [`ExportError`]; an old folder is then untouched.
 pub fn export(path: &Path, model: &Model, words: &Words<'_>) -> Result<(), ExportError> {
-    let (family, config) = described(model.config())?;
-    let files = side_files(config, words);
+    let values =
+        |spec: &ParameterSpec| Ok(Cow::Borrowed(&model.weights().flat()[spec.range.clone()]));
+    export_from(path, model.config(), &values, words)
+}
+
+/// The same of weights that stand in a file under our own names, of which one parameter is in memory at
+/// a time.
+///
+/// # Errors
+/// As [`export`], and when the file lacks a parameter.
+pub fn export_file(
+    path: &Path,
+    config: &ModelConfig,
+    weights: &TensorFile,
+    words: &Words<'_>,
+) -> Result<(), ExportError> {
+    let values = |spec: &ParameterSpec| {
+        let mut values = vec![0.0; spec.count()];
+        weights.read_f32(&spec.name, &spec.shape, &mut values)?;
+        Ok(Cow::Owned(values))
+    };
+    export_from(path, config, &values, words)
+}
+
+/// Values of a parameter, in its own shape.
+type ValuesOf<'a> = dyn Fn(&ParameterSpec) -> Result<Cow<'a, [f32]>, formats::Error> + 'a;
+
+fn export_from(
+    path: &Path,
+    config: &ModelConfig,
+    values: &ValuesOf<'_>,
+    words: &Words<'_>,
+) -> Result<(), ExportError> {
+    let (family, described) = described(config)?;
+    let files = side_files(described, words);
     replace_folder(path, |dir| {
-        write_weights(&dir.join("model.safetensors"), family, model)?;
+        write_weights(&dir.join("model.safetensors"), family, config, values)?;
         files.iter().try_for_each(|(name, bytes)| {
             let path = dir.join(name);
             std::fs::write(&path, bytes).map_err(|source| ExportError::Io { path, source })
@@ -161,43 +198,66 @@ fn tokenizer_json(tokenizer: &Tokenizer) -> Vec<u8> {
     serde_json::to_vec(&json).unwrap_or(bytes)
 }
 
-fn write_weights(path: &Path, family: &Family, model: &Model) -> Result<(), ExportError> {
-    let ModelConfig::Transformer(c) = model.config() else { return Ok(()) };
+/// One tensor of the file: rows of a parameter, and how they are stored.
+struct Piece<'a> {
+    spec: &'a ParameterSpec,
+    rows: Range<usize>,
+    stored: Stored,
+}
+
+fn write_weights(
+    path: &Path,
+    family: &Family,
+    config: &ModelConfig,
+    values: &ValuesOf<'_>,
+) -> Result<(), ExportError> {
+    let ModelConfig::Transformer(c) = config else { return Ok(()) };
+    let layout = Model::layout_of(config)?;
     let d = c.head_size();
     let parts = [c.num_attention_heads * d, c.kv_heads() * d, c.kv_heads() * d];
-    let mut pieces: Vec<(String, Vec<usize>, Cow<'_, [f32]>)> = Vec::new();
-    for spec in model.layout().specs() {
+    let (mut heads, mut pieces) = (Vec::new(), Vec::new());
+    for spec in layout.specs() {
         let names = family.tensors(false, &spec.name);
-        let mut rest = &model.weights().flat()[spec.range.clone()];
-        let width = spec.count() / spec.shape[0];
+        let mut from = 0;
         for (i, (name, stored)) in names.iter().enumerate() {
             let rows = if names.len() == parts.len() { parts[i] } else { spec.shape[0] };
-            let (values, tail) = rest.split_at(rows * width);
-            rest = tail;
             let mut shape = spec.shape.clone();
             shape[0] = rows;
-            let values = match stored {
-                Stored::LessOne => Cow::Owned(values.iter().map(|v| v - 1.0).collect()),
-                Stored::Transposed if shape.len() == 2 => {
-                    shape.reverse();
-                    let at = |i: usize| values[i % rows * width + i / rows];
-                    Cow::Owned((0..values.len()).map(at).collect())
-                }
-                Stored::Plain | Stored::Transposed | Stored::Interleaved => Cow::Borrowed(values),
-            };
-            pieces.push((name.clone(), shape, values));
+            if *stored == Stored::Transposed {
+                shape.reverse();
+            }
+            heads.push(TensorHead { name: name.clone(), kind: TensorKind::F32, shape });
+            pieces.push(Piece { spec, rows: from..from + rows, stored: *stored });
+            from += rows;
         }
     }
-    let tensors: Vec<TensorRef<'_>> = pieces
-        .iter()
-        .map(|(name, shape, values)| TensorRef {
-            name: name.clone(),
-            shape: shape.clone(),
-            values: Values::F32(values),
-        })
-        .collect();
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    Ok(write_tensors(path, &tensors, metadata)?)
+    stream_tensors(path, &heads, |index, out| {
+        let Piece { spec, rows, stored } = &pieces[index];
+        let width = spec.count() / spec.shape[0];
+        let all = values(spec)?;
+        let values = &all[rows.start * width..rows.end * width];
+        let (height, count) = (rows.len(), values.len());
+        match stored {
+            Stored::LessOne => write_values(out, values.iter().map(|v| v - 1.0)),
+            Stored::Transposed => {
+                write_values(out, (0..count).map(|i| values[i % height * width + i / height]))
+            }
+            Stored::Plain | Stored::Interleaved => write_values(out, values.iter().copied()),
+        }
+        .map_err(ExportError::from)
+    })
+}
+
+fn write_values(out: &mut dyn io::Write, values: impl Iterator<Item = f32>) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(1 << 16);
+    for value in values {
+        bytes.extend(value.to_le_bytes());
+        if bytes.len() == bytes.capacity() {
+            out.write_all(&bytes)?;
+            bytes.clear();
+        }
+    }
+    out.write_all(&bytes)
 }
 
 /// The family whose reader gives the configuration back, and its `config.json`.

@@ -1,8 +1,10 @@
 //! A Hugging Face folder: the family by `model_type`, the tokenizer from `tokenizer.json`.
 
 use crate::checkpoint::{Source, Unread, Weights, Words};
+use crate::family::Family;
 use crate::keys::Keys;
 use crate::{ALL, Error};
+use models::TransformerConfig;
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -21,14 +23,7 @@ pub(crate) fn open(path: &Path) -> Result<(Weights, Unread), Error> {
         return Err(Error::NoFile { path: path.to_owned(), name: CONFIG });
     };
     let file = path.join(CONFIG);
-    let key = "model_type";
-    let found = config.get(key).and_then(Value::as_str).unwrap_or("missing").to_owned();
-    let Some(family) = ALL.into_iter().find(|f| f.model_types.contains(&found.as_str())) else {
-        let known: Vec<&str> = ALL.iter().flat_map(|f| f.model_types).copied().collect();
-        return Err(Error::Family { path: file, key, found, known: known.join(", ") });
-    };
-    let keys = Keys::Folder { path: &file, config: &config, tied: family.tied };
-    let numbers = (family.config)(&keys)?;
+    let (family, numbers) = read(&file, &config)?;
     if !path.join(TOKENIZER).exists() {
         return Err(Error::NoFile { path: path.to_owned(), name: TOKENIZER });
     }
@@ -73,6 +68,25 @@ fn words(path: &Path, config: &Value) -> Result<Words, Error> {
         eos_token: named("eos_token"),
         chat_template: template(path, &described)?,
     })
+}
+
+/// The numbers that a `config.json` holds, as the family of its `model_type` reads them.
+///
+/// # Errors
+/// A `model_type` of no family here; what does not hold in the file.
+pub fn numbers(path: &Path, config: &Value) -> Result<TransformerConfig, Error> {
+    read(path, config).map(|(_, numbers)| numbers)
+}
+
+fn read(path: &Path, config: &Value) -> Result<(&'static Family, TransformerConfig), Error> {
+    let key = "model_type";
+    let found = config.get(key).and_then(Value::as_str).unwrap_or("missing").to_owned();
+    let Some(family) = ALL.into_iter().find(|f| f.model_types.contains(&found.as_str())) else {
+        let known: Vec<&str> = ALL.iter().flat_map(|f| f.model_types).copied().collect();
+        return Err(Error::Family { path: path.to_owned(), key, found, known: known.join(", ") });
+    };
+    let keys = Keys::Folder { path, config, tied: family.tied };
+    Ok((family, (family.config)(&keys)?))
 }
 
 /// A JSON object of the folder; none where there is no such file.

@@ -73,12 +73,8 @@ fn config(keys: &Keys<'_>) -> Result<TransformerConfig, Error> {
 }
 
 fn near_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<usize>, Error> {
-    if let Some(kinds) = keys.json("layer_types").and_then(|v| v.as_array()) {
-        if kinds.len() != layers {
-            let key = "layer_types".to_owned();
-            return Err(keys.wrong(key, format!("{} entries", kinds.len()), layers));
-        }
-        return Ok((0..layers).filter(|&i| kinds[i] == "sliding_attention").collect());
+    if let Some(listed) = crate::llama::near_layers(keys, layers)? {
+        return Ok(listed);
     }
     let key = ("attention.sliding_window_pattern", "sliding_window_pattern");
     let pattern = keys.size(key)?.unwrap_or(PATTERN).max(1);

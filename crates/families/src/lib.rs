@@ -28,8 +28,9 @@ pub use binding::{Binding, Stored};
 pub use checkpoint::{Checkpoint, Source, Weights, is_published};
 pub use convert::{ConvertError, Converted, Progress, Target, Watch, convert};
 pub use error::Error;
-pub use export::{ExportError, Words, can_export, export};
+pub use export::{ExportError, Words, can_export, export, export_file};
 pub use family::Family;
+pub use folder::numbers;
 pub use mix::Mix;
 pub use peft::{Adapter, lora_targets, write_peft};
 

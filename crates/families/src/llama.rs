@@ -32,12 +32,24 @@ fn config(keys: &Keys<'_>) -> Result<TransformerConfig, Error> {
     let mut config = textbook(keys)?;
     keys.only(("", "hidden_act"), &["silu"])?;
     if keys.json("model_type").is_some_and(|kind| kind == "mistral") {
-        let layers = (0..config.num_hidden_layers).collect();
-        let tokens = keys.size(("", "sliding_window"))?;
+        let all = config.num_hidden_layers;
+        let layers = near_layers(keys, all)?.unwrap_or((0..all).collect());
+        let tokens = keys.size(("", "sliding_window"))?.filter(|_| !layers.is_empty());
         config.sliding_window =
             tokens.map(|tokens| SlidingWindow { tokens, layers, rope_theta: None });
     }
     Ok(config)
+}
+
+/// Layers that see only the last positions, where a folder lists the kinds of all.
+pub(crate) fn near_layers(keys: &Keys<'_>, layers: usize) -> Result<Option<Vec<usize>>, Error> {
+    let Some(kinds) = keys.json("layer_types").and_then(|v| v.as_array()) else { return Ok(None) };
+    if kinds.len() != layers {
+        let key = "layer_types".to_owned();
+        let expected = format!("{layers} entries, one a layer");
+        return Err(keys.wrong(key, format!("{} entries", kinds.len()), expected));
+    }
+    Ok(Some((0..layers).filter(|&i| kinds[i] == "sliding_attention").collect()))
 }
 
 /// The numbers that all families but GPT-2 share.

@@ -112,19 +112,27 @@ pub fn reset_peak() {
 pub struct Charge {
     account: Account,
     bytes: u64,
+    /// The most that the account had before these bytes came.
+    most_before: u64,
 }
 
 impl Charge {
     /// Charges `bytes` to `account`.
     pub fn new(account: Account, bytes: u64) -> Charge {
-        book().take(account, bytes);
-        Charge { account, bytes }
+        let mut book = book();
+        let most_before = book.most[account as usize];
+        book.take(account, bytes);
+        Charge { account, bytes, most_before }
     }
 
-    /// Books the same bytes under another account from now on.
+    /// Books the same bytes under another account, as if they had never been in the first: what it had
+    /// at most is what it had without them.
     pub fn move_to(&mut self, account: Account) {
         let mut book = book();
         book.current[self.account as usize] -= self.bytes;
+        let most = &mut book.most[self.account as usize];
+        *most = self.most_before.max(most.saturating_sub(self.bytes)).min(*most);
+        self.most_before = book.most[account as usize];
         book.take(account, self.bytes);
         self.account = account;
     }

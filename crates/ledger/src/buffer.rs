@@ -30,7 +30,7 @@ pub struct Error {
 #[derive(Debug)]
 pub struct Buffer<T> {
     // Goes before the pages do: their address may be another's at once.
-    _place: Option<Place>,
+    place: Option<Place>,
     pages: Option<MmapMut>,
     len: usize,
     charge: Charge,
@@ -60,15 +60,16 @@ impl<T: Pod> Buffer<T> {
             .map(|pages| Place::new(pages.as_ptr() as usize, pages.len(), spec.account));
         Ok(Buffer {
             pages,
-            _place: place,
+            place,
             len: spec.len,
             charge: Charge::new(spec.account, bytes),
             kind: PhantomData,
         })
     }
 
-    /// Books its bytes under another account from now on.
+    /// Books its bytes under another account, as if they had never been in the first.
     pub fn move_to(&mut self, account: Account) {
+        self.place.iter().for_each(|place| place.move_to(account));
         self.charge.move_to(account);
     }
 }
@@ -138,6 +139,24 @@ mod tests {
         assert_eq!(now(), (before.0 - 2000, before.1 + 2000));
         drop(buffer);
         assert_eq!(now(), (before.0 - 2000, before.1));
+    }
+
+    #[test]
+    fn what_has_moved_was_never_in_the_first_account() {
+        let (from, to) = (Account::Master as usize, Account::Activations as usize);
+        let spec = |values| Spec::new("test", Account::Master, values);
+        let small: Buffer<f32> = Buffer::new(&spec(1 << 18)).unwrap();
+        let mut large: Buffer<f32> = Buffer::new(&spec(1 << 20)).unwrap();
+        large.fill(1.0);
+        assert_eq!(crate::snapshot().most[from], 5 << 20);
+        large.move_to(Account::Activations);
+        let books = crate::snapshot();
+        assert_eq!((books.most[from], books.current[from]), (1 << 20, 1 << 20));
+        assert!(books.most[to] >= 4 << 20);
+        if let Some(resident) = crate::resident_by_account() {
+            assert!(resident[to] >= 4 << 20 && resident[from] <= 1 << 20, "{resident:?}");
+        }
+        drop(small);
     }
 
     #[test]

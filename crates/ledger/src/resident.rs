@@ -23,6 +23,13 @@ impl Place {
         places().insert(at, (bytes, account));
         Place(at)
     }
+
+    /// The same buffer counts for another account.
+    pub(crate) fn move_to(&self, account: Account) {
+        if let Some(place) = places().get_mut(&self.0) {
+            place.1 = account;
+        }
+    }
 }
 
 impl Drop for Place {

@@ -71,7 +71,7 @@ impl Areas<'_> {
             under = over;
         }
         html! {
-            svg class="areas" viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(self.title) {
+            div class="scroll" { svg class="areas" viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(self.title) {
                 @for i in 0..=4 {
                     @let value = highest * f64::from(i) / 4.0;
                     line class="grid" x1=(LEFT) x2=(WIDTH - 8.0) y1=(fixed(y(value))) y2=(fixed(y(value))) {}
@@ -90,7 +90,7 @@ impl Areas<'_> {
                         title { (what) }
                     }
                 }
-            }
+            } }
             p class="legend" {
                 @for (colour, layer, _) in &paths {
                     span { span class="key" style=(format!("background:{colour}")) {} (layer.name) } " "

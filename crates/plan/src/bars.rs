@@ -35,29 +35,30 @@ fn bar(share: f64) -> String {
 
 /// A prediction as text: what was counted, bars, budget, levers, notes.
 pub fn text(plan: &Prediction) -> String {
+    let balance = &plan.balance;
     let mut out = format!(
         "{}: {} parameters, counted by {}\n\n{}",
         plan.model,
-        separated(plan.parameters),
+        separated(balance.parameters.unwrap_or(0)),
         plan.counted_by,
-        bars(&plan.terms, plan.total_bytes)
+        bars(&balance.terms, balance.total_bytes)
     );
     if let Some(bytes) = plan.kv_bytes_per_token {
         let _ = writeln!(out, "K/V a token: {} B", separated(bytes));
     }
-    if let Some(bytes) = plan.communication_bytes_per_step {
+    if let Some(bytes) = balance.communication_bytes_per_step {
         let _ = writeln!(out, "sent by each rank an optimizer step: {}", both(bytes));
     }
-    if let (Some(fits), Some(budget)) = (plan.fits, plan.budget_bytes) {
+    if let (Some(fits), Some(budget)) = (balance.fits, balance.budget_bytes) {
         let word = if fits { "fits" } else { "does not fit" };
-        let rest = crate::serve::over(plan.total_bytes, budget);
+        let rest = crate::serve::over(balance.total_bytes, budget);
         let _ = writeln!(out, "{word} {}: {rest}", both(budget));
     }
-    let _ = writeln!(out, "the largest term is {}", plan.limiting_term);
-    if !plan.levers.is_empty() {
+    let _ = writeln!(out, "the largest term is {}", balance.limiting_term);
+    if !balance.levers.is_empty() {
         out += "\nwhat would change it, the largest saving first:\n";
-        for lever in &plan.levers {
-            let _ = writeln!(out, "  {:<30} saves {}", lever.change, both(lever.saves_bytes));
+        for lever in &balance.levers {
+            let _ = writeln!(out, "  {:<30} saves {}", lever.change, lever.gain());
             out += &wrapped("      ", &format!("costs {}", lever.costs));
         }
     }

@@ -1,180 +1,162 @@
-//! Any `config.json`: what planning needs of it, more leniently than what running needs.
+//! Any `config.json`: read by the family that it is built like, of which planning needs less than running.
 //!
-//! Families that this program runs are read by their keys; others are counted as the family that
-//! they are built like, and a note says so. Not here: anything that changes no byte (bases of
-//! rotary positions, soft caps).
+//! What changes no byte (bases of rotary positions, soft caps, activations) is left out before the family's
+//! own reader sees the file; what only planning knows (other names of keys, Gemma 1 and 2, experts) is put
+//! into its words. Families that are not known are read as llama-like, and a note says so.
 
 use crate::{Architecture, Error, Experts};
-use models::{
-    MlpConfig, ModelConfig, NormConfig, PositionConfig, SlidingWindow, TransformerConfig,
-};
-use serde_json::Value;
+use models::{MlpConfig, ModelConfig, TransformerConfig};
+use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Families whose keys are known.
-const KNOWN: [&str; 12] = [
-    "gpt2",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma3",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
+/// (families, the family whose reader reads them).
+const LIKE: [(&[&str], &str); 5] = [
+    (&["gpt2"], "gpt2"),
+    (&["qwen2", "qwen2_moe"], "qwen2"),
+    (&["qwen3", "qwen3_moe"], "qwen3"),
+    (&["gemma3", "gemma3_text"], "gemma3_text"),
+    // Llama's shape with, where the file has one, a window.
+    (&["llama", "mistral", "mixtral", "gemma", "gemma2"], "mistral"),
+];
+/// Keys by other names, the family's own first.
+const NAMES: [&[&str]; 5] = [
+    &["num_attention_heads", "n_head"],
+    &["hidden_size", "n_embd", "d_model"],
+    &["num_hidden_layers", "n_layer", "num_layers"],
+    &["intermediate_size", "ffn_dim", "n_inner"],
+    &["max_position_embeddings", "n_positions"],
+];
+/// Keys that change no byte, or are read here.
+const OUT: [&str; 18] = [
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rope_local_base_freq",
+    "quantization_config",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "use_bidirectional_attention",
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "add_cross_attention",
+    "attention_bias",
+    "mlp_bias",
+    "num_local_experts",
 ];
 /// Keys that say that there are experts.
 const EXPERTS: [&str; 3] = ["num_local_experts", "num_experts", "n_routed_experts"];
-
-struct Reader<'a> {
-    path: &'a Path,
-    family: String,
-    value: &'a Value,
-}
 
 /// Reads a file.
 pub(crate) fn read(path: &Path) -> Result<Architecture, Error> {
     let text = std::fs::read(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
     let content = |reason: String| Error::Content { path: path.to_owned(), reason };
     let value: Value = serde_json::from_slice(&text).map_err(|e| content(e.to_string()))?;
-    if !value.is_object() {
+    let Some(all) = value.as_object() else {
         return Err(content("not an object; expected the keys of a model's config.json".into()));
-    }
+    };
     // Models of several senses keep the text's numbers apart.
-    let inner = value.get("text_config").filter(|v| v.is_object()).unwrap_or(&value);
+    let inner = value.get("text_config").and_then(Value::as_object).unwrap_or(all);
     let name = value.get("_name_or_path").and_then(Value::as_str).filter(|n| !n.is_empty());
     let name = name.map_or_else(|| path.display().to_string(), str::to_owned);
-    if inner.get("kind").is_some() {
-        let config: ModelConfig =
-            serde_json::from_value(inner.clone()).map_err(|e| content(e.to_string()))?;
+    if inner.contains_key("kind") {
+        let config: ModelConfig = serde_json::from_value(Value::Object(inner.clone()))
+            .map_err(|e| content(e.to_string()))?;
         return Architecture::of(&name, config, true);
     }
     let family = inner.get("model_type").or_else(|| value.get("model_type"));
     let family = family.and_then(Value::as_str).unwrap_or("unnamed").to_owned();
-    let reader = Reader { path, family, value: inner };
-    let experts = reader.experts()?;
-    let config = reader.config(experts)?;
-    let architecture = Architecture::of(&name, ModelConfig::Transformer(config), false)?;
-    let mut architecture = architecture.with_experts(experts)?;
-    if !KNOWN.contains(&reader.family.as_str()) {
+    let file = File { path, family, keys: inner };
+    let experts = file.experts()?;
+    let config = ModelConfig::Transformer(file.config(experts)?);
+    let mut architecture = Architecture::of(&name, config, false)?.with_experts(experts)?;
+    if !LIKE.iter().any(|(families, _)| families.contains(&file.family.as_str())) {
         architecture.notes.push(format!(
             "family {} is not known here: counted as a llama-like decoder by its keys",
-            reader.family
+            file.family
         ));
     }
     Ok(architecture)
 }
 
-impl Reader<'_> {
+struct File<'a> {
+    path: &'a Path,
+    family: String,
+    keys: &'a Map<String, Value>,
+}
+
+impl File<'_> {
     fn get(&self, key: &str) -> Option<&Value> {
-        self.value.get(key).filter(|v| !v.is_null())
-    }
-
-    fn wrong(&self, key: &str, found: impl ToString, expected: &str) -> Error {
-        Error::Key {
-            path: self.path.to_owned(),
-            key: key.to_owned(),
-            found: found.to_string(),
-            expected: expected.to_owned(),
-        }
-    }
-
-    fn size(&self, keys: &[&str]) -> Result<Option<usize>, Error> {
-        let Some((key, value)) = keys.iter().find_map(|&key| Some((key, self.get(key)?))) else {
-            return Ok(None);
-        };
-        match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
-            Some(n) => Ok(Some(n)),
-            None => Err(self.wrong(key, value, "a whole number, at least 0")),
-        }
-    }
-
-    fn need(&self, keys: &[&'static str]) -> Result<usize, Error> {
-        let key = keys.first().copied().unwrap_or_default();
-        let family = self.family.clone();
-        let missing = || Error::MissingKey { path: self.path.to_owned(), key, family };
-        self.size(keys)?.ok_or_else(missing)
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>, Error> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_bool() {
-            Some(flag) => Ok(Some(flag)),
-            None => Err(self.wrong(key, value, "true or false")),
-        }
+        self.keys.get(key).filter(|v| !v.is_null())
     }
 
     fn is(&self, families: &[&str]) -> bool {
         families.contains(&self.family.as_str())
     }
 
-    fn config(&self, experts: Option<Experts>) -> Result<TransformerConfig, Error> {
-        if self.is(&["gpt2"]) {
-            return self.gpt2();
-        }
-        let heads = self.need(&["num_attention_heads", "n_head"])?;
-        let hidden = self.need(&["hidden_size", "n_embd", "d_model"])?;
-        let layers = self.need(&["num_hidden_layers", "n_layer", "num_layers"])?;
-        let head_dim = match self.size(&["head_dim"])? {
-            Some(d) => d,
-            None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
-            None => {
-                let expected = format!("a divisor of hidden_size {hidden}, or head_dim beside it");
-                return Err(self.wrong("num_attention_heads", heads, &expected));
-            }
-        };
-        let gemma = self.is(&["gemma", "gemma2", "gemma3", "gemma3_text"]);
-        let tied = self.flag("tie_word_embeddings")?.unwrap_or(gemma);
-        let window = self.window(layers)?;
-        Ok(TransformerConfig {
-            hidden_size: hidden,
-            num_hidden_layers: layers,
-            num_attention_heads: heads,
-            num_key_value_heads: self.size(&["num_key_value_heads"])?,
-            head_dim: Some(head_dim),
-            intermediate_size: match experts {
-                Some(experts) => experts.active_inner() as usize,
-                None => self.need(&["intermediate_size", "ffn_dim", "n_inner"])?,
-            },
-            norm: NormConfig::Rms,
-            positions: PositionConfig::Rotary,
-            mlp: if gemma { MlpConfig::GegluTanh } else { MlpConfig::Swiglu },
-            bias: false,
-            qkv_bias: Some(
-                self.is(&["qwen2", "qwen2_moe"]) || self.flag("attention_bias")?.unwrap_or(false),
-            ),
-            qk_norm: self.is(&["qwen3", "qwen3_moe", "gemma3", "gemma3_text"]),
-            post_norm: self.is(&["gemma2", "gemma3", "gemma3_text"]),
-            tie_word_embeddings: tied,
-            sliding_window: window,
-            ..TransformerConfig::email(
-                self.need(&["vocab_size"])?,
-                self.size(&["max_position_embeddings"])?.unwrap_or(4096),
-            )
-        })
+    fn wrong(&self, key: &str, found: impl ToString, expected: &str) -> Error {
+        let (path, key, found) = (self.path.to_owned(), key.to_owned(), found.to_string());
+        families::Error::Key { path, key, found, expected: expected.to_owned() }.into()
     }
 
-    fn gpt2(&self) -> Result<TransformerConfig, Error> {
-        let hidden = self.need(&["n_embd", "hidden_size"])?;
-        Ok(TransformerConfig {
-            hidden_size: hidden,
-            num_hidden_layers: self.need(&["n_layer", "num_hidden_layers"])?,
-            num_attention_heads: self.need(&["n_head", "num_attention_heads"])?,
-            intermediate_size: self.size(&["n_inner"])?.unwrap_or(hidden.saturating_mul(4)),
-            norm: NormConfig::Layer,
-            positions: PositionConfig::Learned,
-            mlp: MlpConfig::GeluTanh,
-            bias: true,
-            head_bias: Some(false),
-            tie_word_embeddings: self.flag("tie_word_embeddings")?.unwrap_or(true),
-            ..TransformerConfig::email(
-                self.need(&["vocab_size"])?,
-                self.need(&["n_positions", "max_position_embeddings"])?,
-            )
-        })
+    fn config(&self, experts: Option<Experts>) -> Result<TransformerConfig, Error> {
+        let known = LIKE.iter().find(|(families, _)| self.is(families));
+        let like = known.map_or("mistral", |(_, like)| like);
+        let mut config = families::numbers(self.path, &self.as_family(like, experts))?;
+        if self.is(&["gemma", "gemma2"]) {
+            config.mlp = MlpConfig::GegluTanh;
+            config.post_norm = self.is(&["gemma2"]);
+        }
+        match self.get("attention_bias").map(|value| (value, value.as_bool())) {
+            Some((value, None)) => {
+                return Err(self.wrong("attention_bias", value, "true or false"));
+            }
+            Some((_, Some(true))) => config.qkv_bias = Some(true),
+            Some((_, Some(false))) | None => {}
+        }
+        Ok(config)
+    }
+
+    /// The file in the words of a family that is read here.
+    fn as_family(&self, like: &str, experts: Option<Experts>) -> Value {
+        let mut keys = self.keys.clone();
+        keys.retain(|key, value| !value.is_null() && !OUT.contains(&key.as_str()));
+        for names in NAMES {
+            let Some(value) = names.iter().find_map(|name| self.get(name)) else { continue };
+            for name in names {
+                keys.entry(*name).or_insert_with(|| value.clone());
+            }
+        }
+        if keys.get("sliding_window").is_some_and(|tokens| *tokens == 0) {
+            keys.remove("sliding_window");
+        }
+        if let Some(experts) = experts {
+            keys.insert("intermediate_size".to_owned(), experts.active_inner().into());
+        }
+        if self.is(&["gemma", "gemma2"]) {
+            keys.entry("tie_word_embeddings").or_insert(true.into());
+        }
+        let layers = keys.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+        if self.is(&["gemma2"]) {
+            let kind = |i| if i % 2 == 0 { "sliding_attention" } else { "full_attention" };
+            let kinds: Vec<&str> = (0..layers.min(1 << 16)).map(kind).collect();
+            keys.entry("layer_types").or_insert_with(|| json!(kinds));
+        }
+        keys.insert("model_type".to_owned(), like.into());
+        keys.entry("rms_norm_eps").or_insert(json!(1e-6));
+        keys.entry("max_position_embeddings").or_insert(4096.into());
+        Value::Object(keys)
+    }
+
+    fn need(&self, key: &str) -> Result<u64, Error> {
+        let Some(value) = self.get(key) else {
+            let (path, key) = (self.path.to_owned(), key.to_owned());
+            return Err(families::Error::MissingKey { path, key }.into());
+        };
+        value.as_u64().ok_or_else(|| self.wrong(key, value, "a size"))
     }
 
     /// The experts of a mixture whose layers are known; others are refused by name, for a count of
@@ -195,55 +177,21 @@ impl Reader<'_> {
             return refuse(&format!("what a layer of family {} has is not known", self.family));
         }
         let dense = self.get("mlp_only_layers").and_then(Value::as_array).map_or(0, Vec::len);
-        if dense > 0 || self.size(&["decoder_sparse_step"])?.unwrap_or(1) != 1 {
+        if dense > 0 || self.get("decoder_sparse_step").is_some_and(|step| *step != 1) {
             return refuse("layers of both kinds in one model are not counted");
         }
         let inner =
             if self.is(&["mixtral"]) { "intermediate_size" } else { "moe_intermediate_size" };
         let shared = match self.is(&["qwen2_moe"]) {
-            true => self.need(&["shared_expert_intermediate_size"])?,
+            true => self.need("shared_expert_intermediate_size")?,
             false => 0,
         };
-        let (count, active) = (self.need(&[key])?, self.need(&["num_experts_per_tok"])?);
+        let (count, active) = (self.need(key)?, self.need("num_experts_per_tok")?);
         if active == 0 || active > count {
             let expected = format!("1 to {count}, the experts of a layer");
             return Err(self.wrong("num_experts_per_tok", active, &expected));
         }
-        let all = [count, active, self.need(&[inner])?, shared].map(|n| n as u64);
-        let [count, active, inner, shared] = all;
-        Ok(Some(Experts { count, active, inner, shared }))
-    }
-
-    /// Layers that see only near positions.
-    fn window(&self, layers: usize) -> Result<Option<SlidingWindow>, Error> {
-        let Some(tokens) = self.size(&["sliding_window"])?.filter(|&tokens| tokens > 0) else {
-            return Ok(None);
-        };
-        let near: Vec<usize> = if let Some(kinds) = self.get("layer_types") {
-            let kinds = kinds.as_array().map_or(&[][..], Vec::as_slice);
-            if kinds.len() != layers {
-                let expected = format!("{layers} entries, one a layer");
-                return Err(self.wrong(
-                    "layer_types",
-                    format!("{} entries", kinds.len()),
-                    &expected,
-                ));
-            }
-            (0..layers).filter(|&i| kinds[i] == "sliding_attention").collect()
-        } else if self.is(&["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"]) {
-            let from = self.size(&["max_window_layers"])?.unwrap_or(layers).min(layers);
-            let on = self.flag("use_sliding_window")?.unwrap_or(false);
-            (if on { from } else { layers }..layers).collect()
-        } else if self.is(&["gemma2"]) {
-            (0..layers).step_by(2).collect()
-        } else if self.is(&["gemma3", "gemma3_text"]) {
-            let pattern = self.size(&["sliding_window_pattern"])?.unwrap_or(6).max(1);
-            (0..layers).filter(|i| !(i + 1).is_multiple_of(pattern)).collect()
-        } else {
-            (0..layers).collect()
-        };
-        let window = SlidingWindow { tokens, layers: near, rope_theta: None };
-        Ok((!window.layers.is_empty()).then_some(window))
+        Ok(Some(Experts { count, active, inner: self.need(inner)?, shared }))
     }
 }
 
@@ -295,6 +243,7 @@ mod tests {
             ("[1]", "not an object"),
             ("{", "EOF"),
             ("{}", "key num_attention_heads is missing"),
+            (&QWEN3_4B.replace("{", "{\"attention_bias\":7,"), "attention_bias is 7"),
             (&QWEN3_4B.replace("\"hidden_size\":2560,", ""), "key hidden_size is missing"),
             (&QWEN3_4B.replace("layers\":36", "layers\":-36"), "num_hidden_layers is -36"),
             (&QWEN3_4B.replace("layers\":36", "layers\":\"36\""), "num_hidden_layers is \"36\""),
@@ -310,6 +259,19 @@ mod tests {
             let error = of(text).unwrap_err().to_string();
             assert!(error.contains(word) && !error.contains('\n'), "{error}");
         }
+    }
+
+    #[test]
+    fn gemma_2_sees_near_in_every_second_layer() {
+        let text = r#"{"model_type":"gemma2","hidden_size":2304,"num_hidden_layers":26,
+            "num_attention_heads":8,"num_key_value_heads":4,"head_dim":256,"intermediate_size":9216,
+            "vocab_size":256000,"max_position_embeddings":8192,"sliding_window":4096,
+            "attn_logit_softcapping":50.0,"hidden_activation":"gelu_pytorch_tanh"}"#;
+        let (own, named) = (of(text).unwrap(), Architecture::open("gemma-2-2b").unwrap());
+        assert_eq!(own.parameters().unwrap(), named.parameters().unwrap());
+        let window = |a: &Architecture| a.transformer().unwrap().sliding_window.clone().unwrap();
+        assert_eq!(window(&own).layers, window(&named).layers);
+        assert!(own.notes.is_empty());
     }
 
     #[test]

@@ -49,28 +49,6 @@ pub enum Error {
         /// What is wrong and what was expected.
         reason: String,
     },
-    /// A key is missing.
-    #[error("{path}: key {key} is missing; a {family} configuration needs it")]
-    MissingKey {
-        /// The file.
-        path: PathBuf,
-        /// The key, or keys of which one is needed.
-        key: &'static str,
-        /// `model_type`.
-        family: String,
-    },
-    /// A key has a value that cannot be used.
-    #[error("{path}: key {key} is {found}, expected {expected}")]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-        /// Its value.
-        found: String,
-        /// What it must be.
-        expected: String,
-    },
     /// Published files do not hold.
     #[error(transparent)]
     Families(#[from] families::Error),

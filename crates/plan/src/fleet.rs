@@ -160,6 +160,59 @@ pub struct FleetReport {
     pub seconds: f64,
 }
 
+/// The same fleet under other loads and with other numbers of servers.
+#[derive(Clone, Debug, Serialize)]
+pub struct FleetGrid {
+    /// What a load is counted in.
+    unit: &'static str,
+    /// The loads, rising; and the one that was asked for.
+    loads: Vec<f64>,
+    load: f64,
+    /// Numbers of servers, rising; and the one that was asked for.
+    replicas: Vec<usize>,
+    servers: usize,
+    /// What is seen under each load by each number of servers.
+    seen: Vec<Vec<FleetReport>>,
+}
+
+/// Requests of each cell of a grid, at most.
+const GRID_REQUESTS: usize = 400;
+
+impl FleetGrid {
+    /// Simulates them: a quarter to four times the load, by one to twice the servers.
+    ///
+    /// # Errors
+    /// As [`simulate`].
+    pub fn new(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetGrid, Error> {
+        let (unit, load) = match ask.arrivals {
+            Arrivals::Rate(rate) => ("requests a second", rate),
+            Arrivals::Clients(clients) => ("clients", clients as f64),
+        };
+        let mut loads: Vec<f64> = [0.25, 0.5, 1.0, 2.0, 4.0].map(|times| times * load).to_vec();
+        if let Arrivals::Clients(_) = ask.arrivals {
+            loads.iter_mut().for_each(|load| *load = load.ceil());
+            loads.dedup();
+        }
+        let servers = ask.replicas;
+        let doubled = std::iter::successors(Some(1), |n| Some(2 * n));
+        let mut replicas: Vec<usize> = doubled.take_while(|&n| n <= 2 * servers).collect();
+        replicas.push(servers);
+        replicas.sort_unstable();
+        replicas.dedup();
+        let cell = |load: f64, replicas: usize| {
+            let arrivals = match ask.arrivals {
+                Arrivals::Rate(_) => Arrivals::Rate(load),
+                Arrivals::Clients(_) => Arrivals::Clients(load as usize),
+            };
+            let requests = ask.requests.min(GRID_REQUESTS);
+            simulate(&FleetAsk { arrivals, replicas, requests, ..*ask }, cost)
+        };
+        let row = |&load: &f64| replicas.iter().map(|&n| cell(load, n)).collect();
+        let seen = loads.iter().map(row).collect::<Result<_, _>>()?;
+        Ok(FleetGrid { unit, loads, load, replicas, servers, seen })
+    }
+}
+
 /// A request on its way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Request {
@@ -275,8 +328,12 @@ fn check(ask: &FleetAsk) -> Result<(), Error> {
     within("--requests", ask.requests, 1_000_000)?;
     within("--replicas", ask.replicas, 4096)?;
     match ask.arrivals {
-        Arrivals::Rate(rate) if rate <= 0.0 || !rate.is_finite() => {
-            return Err(Error::number("--rate", rate, "it must be above 0"));
+        Arrivals::Rate(rate) if !(1e-6..=1e9).contains(&rate) => {
+            return Err(Error::number(
+                "--rate",
+                format!("{rate:?}"),
+                "it must be 0.000001 to 1000000000",
+            ));
         }
         Arrivals::Clients(clients) => within("--clients", clients, 1_000_000)?,
         Arrivals::Rate(_) => {}
@@ -289,6 +346,16 @@ fn check(ask: &FleetAsk) -> Result<(), Error> {
         if low == 0 || high < low || high > 1 << 22 {
             return Err(Error::number(what, format!("{low}-{high}"), "1 to 4194304, rising"));
         }
+    }
+    let longest = |lengths| match lengths {
+        Lengths::Fixed(n) | Lengths::Between(_, n) => n,
+        // Of those around a mean, whatever is too long is cut.
+        Lengths::Around(_) => 1,
+    };
+    let (longest, most) = (longest(ask.prompt) + longest(ask.answer), ask.limits.capacity() as u64);
+    if longest > most {
+        let expected = format!("a server's cache holds {most}: no such request is answered");
+        return Err(Error::number("--prompt-tokens and --max-tokens together", longest, expected));
     }
     Ok(())
 }

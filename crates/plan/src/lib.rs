@@ -42,7 +42,7 @@ pub use search::{Candidate, Predict, Searched, fewest_ranks, largest_published, 
 pub use serve::{ServeAsk, kv_bytes, serve};
 pub use sheet::{Sheet, page};
 pub use state::{Layout, Optimizer, Precision, StateBytes};
-pub use term::{Lever, Prediction, Rank, Term, Terms};
-pub use tools::{Tool, ToolAnswer, ToolAsk, answer};
+pub use term::{Balance, Lever, Prediction, Rank, Term, Terms};
+pub use tools::{Tool, ToolAnswer, ToolAsk, answer, answer_of_number};
 pub use train::{Logits, TrainAsk, communication_bytes, lora_parameters, train};
-pub use units::{both, parse_bytes};
+pub use units::{binary, both, parse_bytes};

@@ -34,7 +34,12 @@ function serveTerms(s) {
 }
 
 // The lists that allocate, where this program runs such a training.
-const listed = (s) => (s.ranks === 1 && s.zero === 0 ? s.lists[`${s.precision} ${s.recompute} ${s.batch} ${s.length}`] : undefined);
+function listed(s) {
+  const by_unit = s.ranks > 1 && s.zero === 3 ? ' 3' : '';
+  const list = s.lists[`${s.precision} ${s.recompute} ${s.batch} ${s.length}${by_unit}`];
+  const more = s.ranks > 1 ? s.shares[`${s.precision} ${s.zero} ${s.ranks}`] : s.accounts.map(() => 0);
+  return list && more ? list.map((bytes, i) => bytes + more[i]) : undefined;
+}
 
 function trainTerms(s) {
   const list = listed(s);
@@ -62,8 +67,22 @@ function trainTerms(s) {
   ];
 }
 
+// What was measured, at other numbers: in proportion where bytes are, shared out by stages.
+function measuredTerms(s) {
+  const held = (from) => (s.ranks > 1 && s.zero >= from ? s.ranks : 1);
+  const times = {
+    'K/V cache': s.context * s.requests, weights: 1 / held(3), 'master weights': 1 / held(1),
+    gradients: 1 / held(2), optimizer: 1 / held(1),
+  };
+  const [, saved] = s.again.find(([name]) => name === s.recompute) ?? [];
+  return s.terms.map(({ name, bytes }) => {
+    if (name === 'activations') return [name, Math.round((bytes - (saved ?? 0)) * s.batch)];
+    return [name, Math.round(bytes * (times[name] ?? 1))];
+  });
+}
+
 const termsOf = (s) => {
-  const all = { serve: serveTerms, train: trainTerms }[s.kind];
+  const all = { serve: serveTerms, train: trainTerms, measured: measuredTerms }[s.kind];
   return all ? all(s).filter(([, bytes]) => bytes > 0) : sheet.terms.map((t) => [t.name, t.bytes]);
 };
 
@@ -75,20 +94,34 @@ function element(parent, name, attributes, text) {
   return made;
 }
 
+/// A stacked bar of [name, value], as long as `whole`.
+function bar(parent, parts, whole, words) {
+  parent.replaceChildren();
+  const label = parts.map(([name, value]) => `${name} ${words(value)}`).join(', ');
+  const svg = element(parent, 'svg', { viewBox: '0 0 1000 72', preserveAspectRatio: 'none', role: 'img', 'aria-label': label });
+  let x = 0;
+  parts.forEach(([name, value], i) => {
+    const width = (1000 * value) / Math.max(whole, 1e-12);
+    const part = element(svg, 'rect', { x, y: 8, width, height: 56, fill: COLOURS[i % COLOURS.length] });
+    element(part, 'title', {}, `${name}: ${words(value)}`);
+    x += width;
+  });
+  return svg;
+}
+
+/// The colour of a part, before its name.
+const swatch = (cell, i) => {
+  const mark = document.createElement('span');
+  mark.className = 'key';
+  mark.style.background = COLOURS[i % COLOURS.length];
+  cell.prepend(mark);
+};
+
 function draw() {
   const terms = termsOf(now);
   const total = terms.reduce((sum, [, bytes]) => sum + bytes, 0);
   const whole = Math.max(total, sheet.budget ?? 0, 1);
-  $('bars').replaceChildren();
-  const label = terms.map(([name, bytes]) => `${name} ${both(bytes)}`).join(', ');
-  const svg = element($('bars'), 'svg', { viewBox: '0 0 1000 72', preserveAspectRatio: 'none', role: 'img', 'aria-label': label });
-  let x = 0;
-  terms.forEach(([name, bytes], i) => {
-    const width = (1000 * bytes) / whole;
-    const part = element(svg, 'rect', { x, y: 8, width, height: 56, fill: COLOURS[i % COLOURS.length] });
-    element(part, 'title', {}, `${name}: ${both(bytes)}`);
-    x += width;
-  });
+  const svg = bar($('bars'), terms, whole, both);
   if (sheet.budget) {
     const at = (1000 * sheet.budget) / whole;
     element(svg, 'line', { class: 'budget', x1: at, x2: at, y1: 0, y2: 72 });
@@ -102,32 +135,60 @@ function draw() {
   $('terms').replaceChildren();
   terms.forEach(([name, bytes], i) => {
     const row = element($('terms'), 'tr', {});
-    const cell = element(row, 'td', {});
-    element(cell, 'span', { class: 'key', style: `background:${COLOURS[i % COLOURS.length]}` });
-    cell.append(name);
+    swatch(element(row, 'td', {}, name), i);
     element(row, 'td', {}, both(bytes));
     element(row, 'td', {}, `${((100 * bytes) / Math.max(total, 1)).toFixed(1)} %`);
   });
   document.body.dataset.total = total;
+  // One rank has nobody to share with.
+  if ($('zero')) $('zero').disabled = now.ranks === 1;
+}
+
+/// What a request of a fleet takes, under the load and by the servers that the sliders say.
+function drawTimes() {
+  const { fleet } = sheet;
+  const seen = fleet.seen[fleet.loads.indexOf(now.load)][fleet.replicas.indexOf(now.servers)];
+  const parts = [['queue', seen.queue.mean_ms], ['reading the prompt', seen.first_token.mean_ms - seen.queue.mean_ms],
+    ['writing the answer', seen.whole.mean_ms - seen.first_token.mean_ms]];
+  const ms = (value) => (value < 1e4 ? `${value.toFixed(1)} ms` : `${(value / 1e3).toFixed(1)} s`);
+  bar($('times'), parts, seen.whole.mean_ms, ms);
+  $('spread').replaceChildren();
+  const row = (kind, cells) => {
+    const line = element($('spread'), 'tr', {});
+    cells.forEach((cell, i) => {
+      const made = element(line, kind, {}, cell);
+      if (i === 0 && parts.some(([name]) => name === cell)) swatch(made, parts.findIndex(([name]) => name === cell));
+    });
+  };
+  const spread = (name, of) => row('td', [name, ...[of.mean_ms, of.p50_ms, of.p90_ms, of.p99_ms].map(ms)]);
+  row('th', ['', 'mean', 'p50', 'p90', 'p99']);
+  spread('queue', seen.queue);
+  parts.slice(1).forEach(([name, value]) => row('td', [name, ms(value), '', '', '']));
+  spread('first token', seen.first_token);
+  spread('a token', seen.per_token);
+  spread('whole', seen.whole);
+  $('seen').textContent = `${now.load.toLocaleString('en')} ${fleet.unit} on ${now.servers === 1 ? 'one server' : `${now.servers} servers`}: `
+    + `${seen.tokens_per_second.toFixed(1)} tokens/s, busy ${(100 * seen.busy_share).toFixed(0)} % of the time; `
+    + `${seen.requests} requests were simulated with the pool and the steps of the plan.`;
 }
 
 /// A slider over a list of values, or a choice of words.
-function control(key, title, values) {
-  const label = element($('controls'), 'label', { for: key }, title);
+function control(key, title, values, parent = $('controls'), redraw = draw) {
+  const label = element(parent, 'label', { for: key }, title);
   const words = values.some((value) => typeof value === 'string');
   if (words) {
-    const choice = element($('controls'), 'select', { id: key });
+    const choice = element(parent, 'select', { id: key });
     values.forEach((value) => element(choice, 'option', {}, value));
     choice.value = now[key];
-    choice.addEventListener('input', () => { now[key] = choice.value; draw(); });
+    choice.addEventListener('input', () => { now[key] = choice.value; redraw(); });
     return;
   }
   const shown = element(label, 'output', { for: key }, now[key].toLocaleString('en'));
-  const range = element($('controls'), 'input', { id: key, type: 'range', min: 0, max: values.length - 1, step: 1, value: Math.max(0, values.indexOf(now[key])) });
+  const range = element(parent, 'input', { id: key, type: 'range', min: 0, max: values.length - 1, step: 1, value: Math.max(0, values.indexOf(now[key])) });
   range.addEventListener('input', () => {
     now[key] = values[Number(range.value)];
     shown.textContent = now[key].toLocaleString('en');
-    draw();
+    redraw();
   });
 }
 
@@ -142,6 +203,19 @@ if (sheet.kind === 'serve') {
   control('requests', 'Requests side by side', sheet.workspace[sheet.kv].map(([requests]) => requests));
   if (!sheet.engine) control('weights', 'Weights', sheet.kinds.map(([name]) => name));
   control('kv', 'K/V', sheet.kv_kinds);
+} else if (sheet.kind === 'measured') {
+  Object.assign(now, { context: 1, requests: 1, batch: 1, zero: 1, ranks: 1, recompute: 'as it is' });
+  const times = [0.125, 0.25, 0.5, 1, 2, 4, 8, 16];
+  if (sheet.has_kv) {
+    control('context', 'Context, times what it is', times);
+    control('requests', 'Requests, times as many', times);
+  }
+  if (sheet.has_activations) control('batch', 'Tokens at once, times as many', times);
+  if (sheet.again.length) control('recompute', 'Computed again', ['as it is', ...sheet.again.map(([name]) => name)]);
+  if (sheet.alone) {
+    control('zero', 'ZeRO stage', [0, 1, 2, 3]);
+    control('ranks', 'Ranks', powers(1, 1024, 1));
+  }
 } else if (sheet.kind === 'train') {
   control('batch', 'Sequences at once', sheet.batches);
   control('length', 'Tokens of each', sheet.lengths);
@@ -149,8 +223,15 @@ if (sheet.kind === 'serve') {
     control('recompute', 'Computed again', sheet.activations.map(({ name }) => name));
     control('precision', 'Precision', Object.keys(sheet.precisions));
     control('zero', 'ZeRO stage', [0, 1, 2, 3]);
-    control('ranks', 'Ranks', powers(1, 1024, sheet.ranks));
+    control('ranks', 'Ranks', sheet.all_ranks);
   }
+}
+if (sheet.fleet) {
+  now.load = sheet.fleet.load;
+  now.servers = sheet.fleet.servers;
+  control('load', `Load, ${sheet.fleet.unit}`, sheet.fleet.loads, $('fleet-controls'), drawTimes);
+  control('servers', 'Servers', sheet.fleet.replicas, $('fleet-controls'), drawTimes);
+  drawTimes();
 }
 document.querySelectorAll('.live').forEach((part) => { part.hidden = false; });
 draw();

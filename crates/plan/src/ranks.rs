@@ -278,7 +278,8 @@ mod tests {
             for recompute in Recompute::ALL {
                 for lora in [None, Some(16)] {
                     let ask = TrainAsk { recompute, lora, ..ask(stage, 8) };
-                    let sent = crate::train(&model, &ask).unwrap().communication_bytes_per_step;
+                    let plan = crate::train(&model, &ask).unwrap();
+                    let sent = plan.balance.communication_bytes_per_step;
                     let (sent, machine) = (sent.unwrap(), machine());
                     let times = train_times(&model, &ask, sent, &machine, Some(1e9)).unwrap();
                     let seen = of(&ask, network());

@@ -32,7 +32,7 @@ fn table(report: &Report) -> Markup {
     let reclaimed = |name: &str| if name == "mapped files" { " (can be reclaimed)" } else { "" };
     html! {
         section {
-            h2 { "Terms, MiB" }
+            h2 { "Terms" }
             div.scroll {
                 table {
                     thead { tr { th { "term" } th { "predicted" } th { "reserved" } th { "in use" } th { "now" } th { "at the peak" } } }
@@ -41,7 +41,7 @@ fn table(report: &Report) -> Markup {
                             tr {
                                 td { (row.term) (reclaimed(row.term)) }
                                 @for bytes in [row.predicted_bytes, row.peak_bytes, row.in_use_bytes,
-                                    row.current_bytes, row.resident_bytes] { td { (format!("{:.1}", bytes as f64 / 1_048_576.0)) } }
+                                    row.current_bytes, row.resident_bytes] { td { (crate::binary(bytes)) } }
                             }
                         }
                     }
@@ -90,18 +90,15 @@ fn areas(samples: &[Sample], marks: Vec<(f64, String)>, title: &str) -> Markup {
         whole: Some(Layer { name: "whole process".to_owned(), values: process }),
         marks,
         title,
-        unit: |bytes| if bytes == 0.0 { "0".to_owned() } else { binary(bytes) },
+        unit: round_binary,
     }
     .draw()
 }
 
-/// A round number of bytes in a binary unit.
-fn binary(bytes: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let power = (bytes.log2() / 10.0).floor().clamp(0.0, 4.0);
-    let value = bytes / 1024f64.powf(power);
-    let digits = usize::from(value.fract() != 0.0);
-    format!("{value:.digits$} {}", units[power as usize])
+/// A round number of bytes in a binary unit, without digits that say nothing.
+fn round_binary(bytes: f64) -> String {
+    let text = crate::binary(bytes as u64);
+    text.replacen(".0 ", " ", 1)
 }
 
 #[cfg(test)]
@@ -129,13 +126,13 @@ mod tests {
         let page = ledger_page("a <b>", &report);
         assert_eq!(page.matches("<svg").count(), 2);
         assert!(page.contains("&lt;1&gt;") && page.contains("a &lt;b&gt;"));
-        assert!(page.contains("mapped files (can be reclaimed)") && page.contains("4 MiB"));
+        assert!(page.contains("mapped files (can be reclaimed)") && page.contains("4.0 MiB"));
         assert!(!page.contains("<script") && !page.contains("http"));
         assert_eq!(report.unexplained_bytes, 0);
     }
 
     #[test]
     fn axes_are_in_binary_units() {
-        assert_eq!([512.0, 4096.0, 1572864.0].map(binary), ["512 B", "4 KiB", "1.5 MiB"]);
+        assert_eq!([0.0, 4096.0, 1572864.0].map(round_binary), ["0 B", "4 KiB", "1.5 MiB"]);
     }
 }

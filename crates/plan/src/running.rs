@@ -1,11 +1,16 @@
 //! Predictions by the lists that allocate: what `autoreg serve` and `autoreg train` will take.
 
-use crate::{Architecture, Error, Lever, Prediction, Rank, ServeAsk, Terms, TrainAsk};
+use crate::term::product;
+use crate::{
+    Architecture, Attention, Error, Layout, Lever, Logits, Prediction, Rank, ServeAsk, StateBytes,
+    Terms, TrainAsk,
+};
 use engine::serving::{Draft, Engine, Limits, NetworkExecutor};
 use kernels::KvKind;
 use ledger::{Account, Plan};
 use models::{KvPages, LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
-use train::{BatchShape, OptimizerKind, Recipe, TrainConfig, Trainer};
+use serde_json::{Map, Value};
+use train::{BatchShape, OptimizerKind, Place, Recipe, Stage, TrainConfig, Trainer};
 
 /// What a process of this program takes beside its lists.
 #[derive(Clone, Copy, Debug, Default)]
@@ -188,7 +193,7 @@ pub fn serve(
     let model = (&architecture.name[..], architecture.parameters()?);
     let mut prediction = Prediction::new(model, "the engine's lists", terms, ask.budget)?;
     // A file is given back as it is read: nothing is ever larger than what stands at the end.
-    prediction.peak_bytes = Some(prediction.total_bytes);
+    prediction.peak_bytes = Some(prediction.balance.total_bytes);
     if let ModelConfig::Transformer(c) = &architecture.config {
         prediction.kv_bytes_per_token =
             Some(NetworkExecutor::bytes_per_token(&keeping(architecture, ask.kv)?));
@@ -224,8 +229,8 @@ pub fn serve(
         };
         (format!("--{flag} {half}"), term, costs, other)
     });
-    let levers = levers(prediction.total_bytes, others.chain(kinds), then)?;
-    prediction.set_levers(levers);
+    let levers = levers(prediction.balance.total_bytes, others.chain(kinds), then)?;
+    prediction.balance.set_levers(levers);
     Ok(prediction)
 }
 
@@ -241,14 +246,27 @@ fn levers<A>(
     others.map(lever).collect()
 }
 
-/// Whether a training is one that this program runs: AdamW or Muon, one process; adapters beside weights
-/// as they are stored; in 16 bits only all weights of a transformer.
-pub fn trains(architecture: &Architecture, ask: &TrainAsk) -> bool {
-    let mixes = matches!(architecture.config, ModelConfig::Transformer(_)) && ask.lora.is_none();
-    (mixes || ask.precision == crate::Precision::F32)
-        && own_optimizer(ask.optimizer).is_some()
-        && ask.layout.ranks == 1
-        && ask.layout.stage == 0
+/// Whether a training is one that this program runs, by the trainer's own checks.
+///
+/// # Errors
+/// Why it is not.
+pub fn trains(architecture: &Architecture, ask: &TrainAsk) -> Result<(), Error> {
+    let refuse = |why: String| Err(Error::Unanswerable(format!("{}: {why}", architecture.name)));
+    let other = |what: &str| refuse(format!("this program does not train with {what}"));
+    if own_optimizer(ask.optimizer).is_none() {
+        return other("--optimizer momentum or sgd; it has adamw and muon");
+    }
+    if ask.attention != Attention::Tiled || ask.logits != Logits::Chunked || ask.dropout {
+        return other("--attention stored, --logits whole or --dropout");
+    }
+    if architecture.experts.is_some() {
+        return refuse("this program runs no mixture of experts".to_owned());
+    }
+    ask.check(architecture)?;
+    let Job { config, place, .. } = job(architecture, ask)?;
+    config.model.check_trainable().or_else(|e| refuse(e.to_string()))?;
+    config.check_recipe().or_else(|e| refuse(e.to_string()))?;
+    place.check(&config).or_else(|e| refuse(e.to_string()))
 }
 
 /// The trainer's name for an optimizer that it has.
@@ -260,25 +278,28 @@ fn own_optimizer(optimizer: crate::Optimizer) -> Option<OptimizerKind> {
     }
 }
 
-/// Training a model with this program.
+/// Training a model with this program, seen from the rank that holds most: the first.
 ///
 /// # Errors
-/// Numbers that make no network or do not fit into 64 bits.
+/// Those of [`trains`], and numbers that do not fit into 64 bits.
 pub fn train(
     architecture: &Architecture,
     ask: &TrainAsk,
     runtime: Runtime,
 ) -> Result<Prediction, Error> {
-    ask.check(architecture)?;
-    let plan = train_plan(architecture, ask)?;
-    let mut terms = Terms::of_plan(&plan);
-    terms.add("runtime", runtime.bytes);
-    let model = (&architecture.name[..], architecture.parameters()?);
-    let mut prediction = Prediction::new(model, "the trainer's lists", terms, ask.budget)?;
+    trains(architecture, ask)?;
+    let first = rank(architecture, ask, runtime, 0)?;
+    let all = architecture.parameters()?;
+    let model = (&architecture.name[..], all);
+    let mut prediction =
+        Prediction::new(model, "the trainer's lists", first.terms.clone(), ask.budget)?;
     prediction.notes.extend(architecture.notes.iter().cloned());
-    let (terms, total_bytes) = (prediction.terms.clone(), prediction.total_bytes);
-    prediction.ranks = vec![Rank { rank: 0, terms, total_bytes }];
-    prediction.communication_bytes_per_step = Some(0);
+    prediction.notes.extend(crate::train::stage_2_note(architecture, ask)?);
+    let bytes = StateBytes::new(ask.precision, ask.optimizer);
+    let sent = crate::communication_bytes((all, all), bytes, ask.layout, ask.accumulate)?;
+    prediction.balance.communication_bytes_per_step = Some(sent);
+    let total_bytes = first.total_bytes;
+    prediction.balance.ranks = vec![first];
     let again = |recompute: Recompute, costs| {
         let change = format!("--recompute {}", recompute.name());
         (change, "activations", costs, TrainAsk { recompute, ..*ask })
@@ -293,67 +314,155 @@ pub fn train(
         let costs = "smaller products; twice as many a step";
         others.push((change, "activations", costs, TrainAsk { batch, ..*ask }));
     }
-    let then = |other| Ok(train_plan(architecture, &other)?.total() + runtime.bytes);
-    let levers = levers(total_bytes, others.into_iter(), then)?;
-    prediction.set_levers(levers);
+    for stage in ask.layout.stage + 1..=3 {
+        if ask.layout.ranks > 1 {
+            let other = TrainAsk { layout: Layout { stage, ..ask.layout }, ..*ask };
+            others.push((format!("--zero {stage}"), "optimizer", "communication", other));
+        }
+    }
+    let can = others.into_iter().filter(|(.., other)| trains(architecture, other).is_ok());
+    let then = |other| Ok(rank(architecture, &other, runtime, 0)?.total_bytes);
+    let levers = levers(total_bytes, can, then)?;
+    prediction.balance.set_levers(levers);
     Ok(prediction)
 }
 
-/// Bytes by account of every training that a page's sliders reach and this program runs: precision,
-/// recomputation, sequences at once and their length.
-pub(crate) fn train_lists(
+/// Ranks whose lists are made one by one; no later one holds more than the first.
+const MOST_LISTED: u64 = 64;
+
+/// What each rank will take, up to the 64th.
+///
+/// # Errors
+/// As [`train`].
+pub fn ranks(
     architecture: &Architecture,
     ask: &TrainAsk,
-    (batches, lengths): (&[u64], &[u64]),
-) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
-    let mut lists = serde_json::Map::new();
-    for precision in [crate::Precision::Bf16, crate::Precision::F32] {
-        for recompute in Recompute::ALL {
-            for &batch in batches {
-                for &length in lengths {
-                    let other = TrainAsk { precision, recompute, batch, length, ..*ask };
-                    if !trains(architecture, &other) {
-                        continue;
+    runtime: Runtime,
+) -> Result<Vec<Rank>, Error> {
+    let all = 0..ask.layout.ranks.min(MOST_LISTED);
+    all.map(|number| rank(architecture, ask, runtime, number)).collect()
+}
+
+/// One rank's list.
+fn rank(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+    runtime: Runtime,
+    number: u64,
+) -> Result<Rank, Error> {
+    let mut terms = Terms::of_plan(&train_plan(architecture, ask, number)?);
+    terms.add("runtime", runtime.bytes);
+    let total_bytes = terms.total()?;
+    Ok(Rank { rank: number, terms, total_bytes })
+}
+
+/// Bytes by account of every training that a page's sliders reach and this program runs. What a step
+/// takes depends on precision, recomputation, sequences at once and their length, and on whether weights
+/// come unit by unit; what ranks share out is the same for all of these, and is added.
+pub(crate) struct TrainLists {
+    /// By `precision recompute batch length`, with ` 3` where weights come by unit.
+    pub(crate) steps: Map<String, Value>,
+    /// By `precision stage ranks`: what is more, or less.
+    pub(crate) shares: Map<String, Value>,
+}
+
+/// Ranks of the lists with weights unit by unit, which others are held against.
+const FEW: u64 = 2;
+
+impl TrainLists {
+    /// The lists of some numbers of sequences, of lengths and of ranks.
+    pub(crate) fn new(
+        architecture: &Architecture,
+        ask: &TrainAsk,
+        [batches, lengths, ranks]: [&[u64]; 3],
+    ) -> TrainLists {
+        let (mut steps, mut shares) = (Map::new(), Map::new());
+        let list = |ask: &TrainAsk| -> Option<Vec<i64>> {
+            trains(architecture, ask).ok()?;
+            let plan = train_plan(architecture, ask, 0).ok()?;
+            Some(Account::ALL.map(|account| plan.of(account).cast_signed()).to_vec())
+        };
+        let alone = Layout { stage: 0, ranks: 1 };
+        let by_unit = Layout { stage: 3, ranks: FEW };
+        for precision in [crate::Precision::Bf16, crate::Precision::F32] {
+            let word = precision.name();
+            for (layout, mark) in [(alone, ""), (by_unit, " 3")] {
+                for recompute in Recompute::ALL {
+                    for (&batch, &length) in
+                        batches.iter().flat_map(|b| lengths.iter().map(move |l| (b, l)))
+                    {
+                        let other =
+                            TrainAsk { precision, recompute, batch, length, layout, ..*ask };
+                        let key = format!("{word} {} {batch} {length}{mark}", recompute.name());
+                        list(&other).map(|bytes| steps.insert(key, bytes.into()));
                     }
-                    let Ok(plan) = train_plan(architecture, &other) else { continue };
-                    let bytes: Vec<u64> = Account::ALL.map(|account| plan.of(account)).to_vec();
-                    let key = format!("{} {} {batch} {length}", precision.name(), recompute.name());
-                    lists.insert(key, bytes.into());
+                }
+            }
+            let of = |layout| list(&TrainAsk { precision, layout, ..*ask });
+            for stage in 0..=3 {
+                let Some(base) = of(if stage == 3 { by_unit } else { alone }) else { continue };
+                for &ranks in ranks.iter().filter(|&&ranks| ranks > 1) {
+                    let Some(bytes) = of(Layout { stage, ranks }) else { continue };
+                    let more: Vec<i64> = bytes.iter().zip(&base).map(|(a, b)| a - b).collect();
+                    shares.insert(format!("{word} {stage} {ranks}"), more.into());
                 }
             }
         }
+        TrainLists { steps, shares }
     }
-    Ok(lists)
 }
 
-/// The lists of `autoreg train`.
-fn train_plan(architecture: &Architecture, ask: &TrainAsk) -> Result<Plan, Error> {
+/// A training as the trainer is told of it.
+struct Job {
+    config: TrainConfig,
+    shape: BatchShape,
+    place: Place,
+    threads: usize,
+}
+
+fn job(architecture: &Architecture, ask: &TrainAsk) -> Result<Job, Error> {
     let what = "activations";
     let sequences = size(what, ask.batch)?;
     let rows = ask.batch.checked_mul(ask.length).filter(|&rows| rows <= 1 << 30);
     let Some(rows) = rows else {
         return Err(Error::number("--batch × --length", "too many", "at most 2^30 tokens at once"));
     };
-    let shape = BatchShape {
-        rows: size(what, rows)?,
-        longest: size(what, ask.length)? + 1,
-        sequences,
-        recompute: ask.recompute,
-    };
-    let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
+    let longest = size(what, ask.length)? + 1;
+    let (rows, recompute) = (size(what, rows)?, ask.recompute);
+    let shape = BatchShape { rows, longest, sequences, recompute };
     let precision = match ask.precision {
         crate::Precision::F32 => train::Precision::F32,
         crate::Precision::Bf16 => train::Precision::Bf16,
     };
-    let (batch, micro_batch) = (sequences, sequences);
+    let ranks = size("--ranks", ask.layout.ranks)?;
+    let step = [ask.batch, ask.accumulate, ask.layout.ranks];
+    let batch = size("the sequences of a step", product("the sequences of a step", &step)?)?;
+    let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
+    let micro_batch = sequences;
     let recipe = Recipe { batch, micro_batch, optimizer, precision, ..Recipe::default() };
     let model = match ask.lora {
         Some(rank) => with_adapters(&architecture.config, size("--lora", rank)?),
         None => without_blocks(&architecture.config),
     };
+    // One process has nobody to share with.
+    let stage = Stage::ALL.into_iter().find(|stage| stage.number() == ask.layout.stage);
+    let stage = stage.filter(|_| ranks > 1).unwrap_or(Stage::Zero);
+    let place = Place { rank: 0, size: ranks, stage };
     let config = TrainConfig { model, train: recipe };
-    let threads = size("--threads", ask.threads)?;
-    Trainer::plan(&config, shape, threads).map_err(|e| architecture.error(e))
+    Ok(Job { config, shape, place, threads: size("--threads", ask.threads)? })
+}
+
+/// The lists of `autoreg train`, of one rank.
+fn train_plan(architecture: &Architecture, ask: &TrainAsk, rank: u64) -> Result<Plan, Error> {
+    let Job { config, shape, place, threads } = job(architecture, ask)?;
+    let plan = match place.size {
+        1 => Trainer::plan(&config, shape, threads),
+        _ => {
+            let place = Place { rank: size("--ranks", rank)?, ..place };
+            Trainer::plan_ranks(&config, shape, threads, place)
+        }
+    };
+    plan.map_err(|e| architecture.error(e))
 }
 
 /// Adapters on all matrices of the layers, beside weights as they are stored.

@@ -149,24 +149,26 @@ fn candidate(
     if let Some(rank) = ask.lora {
         flags += &format!(" --lora {rank}");
     }
-    let largest = plan.terms.limiting().map_or(0, |term| term.bytes);
-    let reason = match plan.total_bytes <= budget {
-        true => over(plan.total_bytes, budget),
+    let largest = plan.balance.terms.limiting().map_or(0, |term| term.bytes);
+    let reason = match plan.balance.total_bytes <= budget {
+        true => over(plan.balance.total_bytes, budget),
         false => format!(
             "{}; {} alone takes {}",
-            over(plan.total_bytes, budget),
-            plan.limiting_term,
+            over(plan.balance.total_bytes, budget),
+            plan.balance.limiting_term,
             both(largest)
         ),
     };
     Ok(Candidate {
         flags,
-        total_bytes: plan.total_bytes,
-        fits: plan.total_bytes <= budget,
-        limiting_term: plan.limiting_term,
+        total_bytes: plan.balance.total_bytes,
+        fits: plan.balance.total_bytes <= budget,
+        limiting_term: plan.balance.limiting_term,
         reason,
         extra_compute_share: again / needed,
-        communication_bytes_per_token: plan.communication_bytes_per_step.unwrap_or(0) as f64 / rows,
+        communication_bytes_per_token: plan.balance.communication_bytes_per_step.unwrap_or(0)
+            as f64
+            / rows,
     })
 }
 
@@ -185,7 +187,7 @@ pub fn fewest_ranks(
             let mut other = *ask;
             other.layout.ranks = ranks;
             other.layout.stage = stage;
-            if predict(&other)?.total_bytes <= budget {
+            if predict(&other)?.balance.total_bytes <= budget {
                 return Ok(Some((ranks, stage)));
             }
         }

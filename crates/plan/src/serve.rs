@@ -122,7 +122,7 @@ pub fn serve(architecture: &Architecture, ask: &ServeAsk) -> Result<Prediction, 
     if ask.context > limit {
         plan.notes.push(format!("the model was made for {limit} tokens of context"));
     }
-    let total = plan.total_bytes;
+    let total = plan.balance.total_bytes;
     let mut levers = Vec::new();
     let mut lever = |change: String, term: &str, costs: &str, other: ServeAsk| {
         let then = terms(architecture, &other)?.total()?;
@@ -145,7 +145,7 @@ pub fn serve(architecture: &Architecture, ask: &ServeAsk) -> Result<Prediction, 
         let costs = "longer prompts are refused";
         lever(format!("--context {context}"), "K/V cache", costs, ServeAsk { context, ..*ask })?;
     }
-    plan.set_levers(levers);
+    plan.balance.set_levers(levers);
     Ok(plan)
 }
 

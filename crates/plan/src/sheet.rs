@@ -1,8 +1,9 @@
 //! A plan as one self-contained page: stacked bars by term, and sliders that work the formulas out
 //! again in the page. No network.
 
+use crate::fleet::FleetGrid;
 use crate::serve::ServeAsk;
-use crate::term::Prediction;
+use crate::term::{Balance, Lever, Prediction};
 use crate::train::TrainAsk;
 use crate::{
     Activations, Architecture, Error, Logits, NumberKind, Precision, StateBytes, running, text,
@@ -10,7 +11,8 @@ use crate::{
 use ::page::{Data, Frame, separated};
 use maud::{Markup, html};
 use models::Recompute;
-use serde_json::{Value, json};
+use running::TrainLists;
+use serde_json::{Map, Value, json};
 
 pub(crate) const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -62,9 +64,9 @@ impl Sheet {
         let near_layers = near.map_or(0, |w| w.layers.len());
         Ok(Sheet(json!({
             "kind": "serve", "engine": engine, "model": plan.model,
-            "parameters": plan.parameters,
-            "weight_bytes": plan.terms.of("weights"),
-            "runtime": plan.terms.of("runtime"),
+            "parameters": plan.balance.parameters,
+            "weight_bytes": plan.balance.terms.of("weights"),
+            "runtime": plan.balance.terms.of("runtime"),
             "far_layers": config.num_hidden_layers - near_layers, "near_layers": near_layers,
             "window": near.map_or(0, |w| w.tokens),
             "row": 2 * config.kv_heads() * config.head_size(),
@@ -76,11 +78,12 @@ impl Sheet {
             "longest": ask.context.max(config.max_position_embeddings as u64),
             "weights": ask.weights.name(), "kv": ask.kv.name(),
             "kinds": NumberKind::ALL.map(|kind| json!([kind.name(), blocks(kind)])),
-            "budget": plan.budget_bytes, "terms": plan.terms, "total_bytes": plan.total_bytes,
+            "budget": plan.balance.budget_bytes, "terms": plan.balance.terms, "total_bytes": plan.balance.total_bytes,
         })))
     }
 
-    /// Of a training: by the trainer's lists where this program runs it, else by formula.
+    /// Of a training: by the trainer's lists where `engine` says so and this program runs it, else by
+    /// formula.
     ///
     /// # Errors
     /// Numbers that make no training.
@@ -88,22 +91,27 @@ impl Sheet {
         architecture: &Architecture,
         ask: &TrainAsk,
         plan: &Prediction,
+        engine: bool,
     ) -> Result<Sheet, Error> {
         let longest = architecture.config.context_limit().unwrap_or(1024) as u64;
         let batches = powers(1, 256, ask.batch);
         let lengths = powers(64, longest.max(ask.length), ask.length);
-        let lists = match architecture.runs_here {
-            true => running::train_lists(architecture, ask, (&batches, &lengths))?,
-            false => serde_json::Map::new(),
+        let ranks = powers(1, 1024, ask.layout.ranks);
+        let lists = match engine {
+            true => TrainLists::new(architecture, ask, [&batches, &lengths, &ranks]),
+            false => TrainLists { steps: Map::new(), shares: Map::new() },
         };
+        let balance = &plan.balance;
         let mut sheet = json!({
-            "kind": "train", "model": plan.model, "parameters": plan.parameters,
-            "lists": lists, "accounts": ledger::Account::ALL.map(ledger::Account::name),
-            "runtime": plan.terms.of("runtime"),
+            "kind": "train", "model": plan.model, "parameters": balance.parameters,
+            "lists": lists.steps, "shares": lists.shares,
+            "accounts": ledger::Account::ALL.map(ledger::Account::name),
+            "runtime": balance.terms.of("runtime"), "all_ranks": ranks,
             "batches": batches, "lengths": lengths, "batch": ask.batch, "length": ask.length,
             "recompute": ask.recompute.name(), "precision": ask.precision.name(),
             "zero": ask.layout.stage, "ranks": ask.layout.ranks,
-            "budget": plan.budget_bytes, "terms": plan.terms, "total_bytes": plan.total_bytes,
+            "budget": balance.budget_bytes, "terms": balance.terms,
+            "total_bytes": balance.total_bytes,
         });
         if let (Ok(_), Some(all)) = (architecture.transformer(), sheet.as_object_mut()) {
             all.append(&mut formulas(architecture, ask)?);
@@ -111,10 +119,52 @@ impl Sheet {
         Ok(Sheet(sheet))
     }
 
+    /// The same with what a fleet of such servers does under several loads.
+    #[must_use]
+    pub fn with_fleet(mut self, grid: &FleetGrid) -> Sheet {
+        self.0["fleet"] = json!(grid);
+        self
+    }
+
+    /// Of bytes that were measured: terms that grow in proportion to what is asked, states that ranks would
+    /// share out, and recomputation where its saving is known; the rest stays.
+    pub(crate) fn measured(balance: &Balance) -> Sheet {
+        let saved = |lever: &&Lever| lever.change.starts_with("--recompute");
+        let levers = balance.levers.iter().filter(saved);
+        let again: Vec<Value> =
+            levers.map(|lever| json!([lever.change, lever.saves_bytes])).collect();
+        Sheet(json!({
+            "kind": "measured", "terms": balance.terms, "total_bytes": balance.total_bytes,
+            "budget": balance.budget_bytes, "again": again,
+            "has_kv": balance.terms.of("K/V cache") > 0,
+            "has_activations": balance.terms.of("activations") > 0,
+            "alone": balance.ranks.len() < 2 && balance.terms.of("gradients") > 0,
+        }))
+    }
+
+    /// The part of a page that its script fills.
+    pub(crate) fn live(&self) -> Markup {
+        html! {
+            section.live hidden {
+                div.split {
+                    div { div #bars {} p #verdict aria-live="polite" {} table #terms {} }
+                    div.controls #controls {}
+                }
+            }
+        }
+    }
+
+    /// A page with its script and what that works with.
+    pub(crate) fn framed(&self, title: &str, body: &Markup) -> String {
+        let json = serde_json::to_string(&self.0).unwrap_or_default();
+        let data = Some(Data { id: "sheet", json: &json });
+        Frame { title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(body)
+    }
+
     /// Of anything else: bars, and nothing to slide.
     pub fn still(plan: &Prediction) -> Sheet {
-        Sheet(json!({"kind": "still", "model": plan.model, "terms": plan.terms,
-            "total_bytes": plan.total_bytes, "budget": plan.budget_bytes}))
+        Sheet(json!({"kind": "still", "model": plan.model, "terms": plan.balance.terms,
+            "total_bytes": plan.balance.total_bytes, "budget": plan.balance.budget_bytes}))
     }
 }
 
@@ -186,23 +236,36 @@ pub fn page(plan: &Prediction, sheet: &Sheet, more: &str) -> String {
     let body = html! {
         header {
             h1 { "Memory by term: " (plan.model) }
-            p.facts { (separated(plan.parameters)) " parameters, counted by " (plan.counted_by) }
+            p.facts {
+                (separated(plan.balance.parameters.unwrap_or(0))) " parameters, counted by " (plan.counted_by)
+            }
         }
         main {
-            section.live hidden {
-                div.split {
-                    div { div #bars {} p #verdict aria-live="polite" {} table #terms {} }
-                    div.controls #controls {}
-                }
-            }
+            (sheet.live())
+            @if sheet.0["fleet"].is_object() { (times()) }
             (as_text(plan, more))
         }
         footer { p { "Made by autoreg. GB is 10^9 bytes, GiB 2^30. Everything on this page is in this file." } }
     };
     let title = format!("Memory by term: {}", plan.model);
-    let json = serde_json::to_string(&sheet.0).unwrap_or_default();
-    let data = Some(Data { id: "sheet", json: &json });
-    Frame { title: &title, styles: &[STYLE], data, script: Some(SCRIPT) }.page(&body)
+    sheet.framed(&title, &body)
+}
+
+/// Where the script draws what requests of a fleet take.
+fn times() -> Markup {
+    html! {
+        section.live hidden {
+            h2 { "Time of a request, simulated" }
+            div.split {
+                div {
+                    div #times {}
+                    div.scroll { table #spread {} }
+                    p.facts #seen aria-live="polite" {}
+                }
+                div.controls #fleet-controls {}
+            }
+        }
+    }
 }
 
 fn as_text(plan: &Prediction, more: &str) -> Markup {

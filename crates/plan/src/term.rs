@@ -65,14 +65,22 @@ impl Terms {
 pub struct Lever {
     /// What to change, as it is typed where there is a flag.
     pub change: String,
-    /// The term that it changes.
+    /// The term, or the resource, that it relieves.
     pub term: String,
-    /// Bytes that it saves.
-    pub saves_bytes: u64,
-    /// The total then.
-    pub total_bytes: u64,
-    /// What it costs, and what to look at again.
+    /// Bytes that it saves; none where it saves time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saves_bytes: Option<u64>,
+    /// The total then, where it was worked out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// Seconds a request or a step that it saves, at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saves_seconds: Option<f64>,
+    /// What it costs.
     pub costs: String,
+    /// What to look at again.
+    #[serde(default)]
+    pub recheck: String,
 }
 
 impl Lever {
@@ -82,9 +90,28 @@ impl Lever {
         total_bytes: u64,
         (change, term, costs): (String, &str, &str),
     ) -> Lever {
-        let (term, costs) = (term.to_owned(), costs.to_owned());
-        let saves_bytes = total.saturating_sub(total_bytes);
-        Lever { change, term, saves_bytes, total_bytes, costs }
+        Lever {
+            change,
+            term: term.to_owned(),
+            saves_bytes: Some(total.saturating_sub(total_bytes)),
+            total_bytes: Some(total_bytes),
+            saves_seconds: None,
+            costs: costs.to_owned(),
+            recheck: "the plan with it".to_owned(),
+        }
+    }
+
+    /// What it saves, in words.
+    pub fn gain(&self) -> String {
+        match (self.saves_seconds, self.saves_bytes) {
+            (Some(seconds), _) => format!("at most {:.1} ms", 1e3 * seconds),
+            (None, bytes) => crate::both(bytes.unwrap_or(0)),
+        }
+    }
+
+    /// What levers are sorted by. Those of one list save all time, or all memory.
+    fn weight(&self) -> f64 {
+        self.saves_seconds.unwrap_or(self.saves_bytes.unwrap_or(0) as f64)
     }
 }
 
@@ -99,40 +126,73 @@ pub struct Rank {
     pub total_bytes: u64,
 }
 
-/// A prediction with the keys that stay.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Prediction {
-    /// The model.
-    pub model: String,
-    /// Its parameters.
-    pub parameters: u64,
-    /// What the bytes are counted by: the program's own lists, or formulas.
-    pub counted_by: String,
+/// What every plan, ledger and diagnosis says of bytes, by keys that stay.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Balance {
+    /// The model's parameters, where they are known.
+    pub parameters: Option<u64>,
     /// Terms of the busiest process.
     pub terms: Terms,
     /// Their sum.
     pub total_bytes: u64,
-    /// What the system will show for the process at its peak, pages that can be reclaimed included,
-    /// where that is more than the sum.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peak_bytes: Option<u64>,
-    /// What may be taken, where that was said.
+    /// What may be taken, where that is known.
     pub budget_bytes: Option<u64>,
     /// Whether it fits; not known without a budget.
     pub fits: Option<bool>,
-    /// The largest term.
+    /// The largest term, or the resource that limits.
     pub limiting_term: String,
     /// What could be changed, the largest saving first.
     pub levers: Vec<Lever>,
-    /// Bytes of K/V that a token more of one sequence takes in layers that see everything.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kv_bytes_per_token: Option<u64>,
-    /// The processes of a training, where there is more than one kind of answer.
+    /// The processes of a training.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ranks: Vec<Rank>,
     /// Bytes that each rank sends an optimizer step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication_bytes_per_step: Option<u64>,
+}
+
+impl Balance {
+    /// Terms under a budget; the rest is added by who knows it.
+    ///
+    /// # Errors
+    /// When the sum does not fit into 64 bits.
+    pub fn new(terms: Terms, budget: Option<u64>) -> Result<Balance, Error> {
+        let total_bytes = terms.total()?;
+        Ok(Balance {
+            limiting_term: terms.limiting().map_or_else(String::new, |term| term.name.clone()),
+            fits: budget.map(|budget| total_bytes <= budget),
+            budget_bytes: budget,
+            terms,
+            total_bytes,
+            ..Balance::default()
+        })
+    }
+
+    /// Keeps the levers that save something, the largest saving first.
+    pub(crate) fn set_levers(&mut self, mut levers: Vec<Lever>) {
+        levers.retain(|lever| lever.weight() > 0.0);
+        levers.sort_by(|a, b| b.weight().total_cmp(&a.weight()));
+        self.levers = levers;
+    }
+}
+
+/// A prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// The model.
+    pub model: String,
+    /// What the bytes are counted by: the program's own lists, or formulas.
+    pub counted_by: String,
+    /// Bytes by term.
+    #[serde(flatten)]
+    pub balance: Balance,
+    /// What the system will show for the process at its peak, pages that can be reclaimed included,
+    /// where that is more than the sum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
+    /// Bytes of K/V that a token more of one sequence takes in layers that see everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_bytes_per_token: Option<u64>,
     /// What should be known beside the numbers.
     pub notes: Vec<String>,
 }
@@ -148,30 +208,15 @@ impl Prediction {
         terms: Terms,
         budget: Option<u64>,
     ) -> Result<Prediction, Error> {
-        let total_bytes = terms.total()?;
+        let balance = Balance::new(terms, budget)?;
         Ok(Prediction {
             model: model.to_owned(),
-            parameters,
             counted_by: counted_by.to_owned(),
-            limiting_term: terms.limiting().map_or_else(String::new, |term| term.name.clone()),
-            fits: budget.map(|budget| total_bytes <= budget),
-            budget_bytes: budget,
+            balance: Balance { parameters: Some(parameters), ..balance },
             peak_bytes: None,
-            terms,
-            total_bytes,
-            levers: Vec::new(),
             kv_bytes_per_token: None,
-            ranks: Vec::new(),
-            communication_bytes_per_step: None,
             notes: Vec::new(),
         })
-    }
-
-    /// Keeps the levers that save something, the largest saving first.
-    pub(crate) fn set_levers(&mut self, mut levers: Vec<Lever>) {
-        levers.retain(|lever| lever.saves_bytes > 0);
-        levers.sort_by_key(|lever| std::cmp::Reverse(lever.saves_bytes));
-        self.levers = levers;
     }
 }
 

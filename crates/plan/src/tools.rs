@@ -3,7 +3,10 @@
 //! Each formula is written from the tool's documentation or source as it behaves, errors included;
 //! none is used for a plan of ours.
 
-use crate::{Architecture, Error, Terms, TrainAsk, train};
+use crate::{
+    Architecture, Balance, Error, Layout, Optimizer, Precision, StateBytes, Terms, TrainAsk, both,
+    train,
+};
 use models::TransformerConfig;
 use serde::Serialize;
 
@@ -79,12 +82,9 @@ pub struct ToolAsk {
 pub struct ToolAnswer {
     /// Whose.
     pub tool: &'static str,
-    /// Parameters as the tool counts them.
-    pub parameters: u64,
-    /// Its terms.
-    pub terms: Terms,
-    /// Its figure for a device.
-    pub total_bytes: u64,
+    /// Parameters as the tool counts them, and its terms.
+    #[serde(flatten)]
+    pub balance: Balance,
     /// What it wants of the host's memory, where it says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_bytes: Option<u64>,
@@ -92,6 +92,35 @@ pub struct ToolAnswer {
     pub ours_bytes: u64,
     /// Why they differ.
     pub why: &'static str,
+}
+
+impl ToolAnswer {
+    fn new(
+        tool: Tool,
+        (parameters, terms): (u64, Terms),
+        (host_bytes, ours_bytes): (Option<u64>, u64),
+        budget: Option<u64>,
+    ) -> Result<ToolAnswer, Error> {
+        let balance = Balance::new(terms, budget)?;
+        let balance = Balance { parameters: Some(parameters), ..balance };
+        Ok(ToolAnswer { tool: tool.name(), balance, host_bytes, ours_bytes, why: tool.why() })
+    }
+
+    /// The answer for a terminal, of a model of that name.
+    pub fn text(&self, model: &str) -> String {
+        let balance = &self.balance;
+        let mut out = format!(
+            "{model} as {} counts it: {} parameters\n\n{}",
+            self.tool,
+            page::separated(balance.parameters.unwrap_or(0)),
+            crate::bars(&balance.terms, balance.total_bytes)
+        );
+        if let Some(host) = self.host_bytes {
+            out += &format!("and of the host's memory: {}\n", both(host));
+        }
+        out += &format!("ours for the same question: {}\n", both(self.ours_bytes));
+        out + &crate::wrapped("", &format!("they differ because it counts so: {}", self.why))
+    }
 }
 
 /// The paper's bytes a rank: 16 P shared out by stages.
@@ -228,18 +257,14 @@ pub fn answer(
             host_bytes = Some(host as u64);
         }
         Tool::Megatron => {
-            let bytes = more.megatron_bytes.unwrap_or(18);
-            let Some(each) = megatron(bytes, n) else {
-                return Err(Error::number("--megatron-bytes", bytes, "it must be 16, 18 or 20"));
-            };
-            let each = if ask.layout.stage == 0 { bytes as f64 } else { each };
-            terms.add("model states", (each * p).round() as u64);
+            let bytes = megatron_of(p, ask.layout, more)?;
+            terms.add("model states", bytes.round() as u64);
         }
         Tool::Accelerate => {
             let units = architecture.units()?;
             let tied = architecture.transformer()?.tie_word_embeddings;
             counted = if tied { parameters } else { parameters - units.projection };
-            let mixed = ask.precision == crate::Precision::Bf16;
+            let mixed = ask.precision == Precision::Bf16;
             terms.add("largest of four", accelerate(counted, mixed));
         }
         Tool::Eleuther => {
@@ -250,7 +275,6 @@ pub fn answer(
             terms.add("K/V cache", its.kv_bytes_per_token(2).saturating_mul(ask.length));
         }
     }
-    let total_bytes = terms.total()?;
     let states = ["weights", "master weights", "gradients", "optimizer"];
     let ours_bytes = match tool {
         Tool::Eleuther => {
@@ -258,18 +282,54 @@ pub fn answer(
             let config = architecture.transformer()?;
             kind.bytes(parameters)? + crate::kv_bytes(config, ask.length, 1, kind)?
         }
-        _ => states.iter().map(|name| ours.terms.of(name)).sum(),
+        _ => states.iter().map(|name| ours.balance.terms.of(name)).sum(),
     };
-    let parameters = counted;
-    Ok(ToolAnswer {
-        tool: tool.name(),
-        parameters,
-        terms,
-        total_bytes,
-        host_bytes,
-        ours_bytes,
-        why: tool.why(),
-    })
+    ToolAnswer::new(tool, (counted, terms), (host_bytes, ours_bytes), ask.budget)
+}
+
+/// A tool's answer for a number of parameters, which some of them need no more than.
+///
+/// # Errors
+/// As [`answer`]; tools that need a shape.
+pub fn answer_of_number(
+    tool: Tool,
+    parameters: f64,
+    ask: &TrainAsk,
+    more: ToolAsk,
+) -> Result<ToolAnswer, Error> {
+    ask.layout.check()?;
+    let (ranks, stage) = (ask.layout.ranks as f64, ask.layout.stage);
+    let mut host_bytes = None;
+    let bytes = match tool {
+        Tool::ZeroPaper => zero_paper(parameters, ranks, stage),
+        Tool::Megatron => megatron_of(parameters, ask.layout, more)?,
+        Tool::Accelerate => accelerate(parameters as u64, ask.precision == Precision::Bf16) as f64,
+        Tool::Deepspeed if stage == 2 => {
+            let (device, host) = deepspeed_2(parameters, ranks, more.offload);
+            host_bytes = Some(host as u64);
+            device
+        }
+        Tool::Deepspeed | Tool::Eleuther => {
+            return Err(Error::Unanswerable(format!(
+                "--as {}: it needs a model's shape here; give a name or a config.json",
+                tool.name()
+            )));
+        }
+    };
+    let (mut ours, mut terms) = (Terms::default(), Terms::default());
+    let state = StateBytes::new(ask.precision, Optimizer::Adamw);
+    ask.layout.states(parameters as u64, 0, state, &mut ours)?;
+    terms.add("model states", bytes.round() as u64);
+    ToolAnswer::new(tool, (parameters as u64, terms), (host_bytes, ours.total()?), ask.budget)
+}
+
+/// Megatron's bytes of so many parameters.
+fn megatron_of(parameters: f64, layout: Layout, more: ToolAsk) -> Result<f64, Error> {
+    let bytes = more.megatron_bytes.unwrap_or(18);
+    let Some(shared) = megatron(bytes, layout.ranks as f64) else {
+        return Err(Error::number("--megatron-bytes", bytes, "it must be 16, 18 or 20"));
+    };
+    Ok(parameters * if layout.stage == 0 { bytes as f64 } else { shared })
 }
 
 /// A model in the cookbook's words.

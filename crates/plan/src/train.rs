@@ -259,14 +259,18 @@ pub fn train(architecture: &Architecture, ask: &TrainAsk) -> Result<Prediction, 
     };
     let bytes = StateBytes::new(ask.precision, ask.optimizer);
     let sent = communication_bytes((all, trained), bytes, ask.layout, ask.accumulate)?;
-    plan.communication_bytes_per_step = Some(sent);
-    plan.ranks = (0..ask.layout.ranks.min(MOST_RANKS))
-        .map(|rank| Rank { rank, terms: plan.terms.clone(), total_bytes: plan.total_bytes })
+    plan.balance.communication_bytes_per_step = Some(sent);
+    plan.balance.ranks = (0..ask.layout.ranks.min(MOST_RANKS))
+        .map(|rank| Rank {
+            rank,
+            terms: plan.balance.terms.clone(),
+            total_bytes: plan.balance.total_bytes,
+        })
         .collect();
     plan.notes.extend(architecture.notes.iter().cloned());
     notes(architecture, ask, &mut plan)?;
-    let levers = levers(architecture, ask, plan.total_bytes)?;
-    plan.set_levers(levers);
+    let levers = levers(architecture, ask, plan.balance.total_bytes)?;
+    plan.balance.set_levers(levers);
     Ok(plan)
 }
 
@@ -275,19 +279,8 @@ const MOST_RANKS: u64 = 1024;
 
 fn notes(architecture: &Architecture, ask: &TrainAsk, plan: &mut Prediction) -> Result<(), Error> {
     let config = architecture.transformer()?;
+    plan.notes.extend(stage_2_note(architecture, ask)?);
     let mut note = |text: String| plan.notes.push(text);
-    if ask.layout.stage == 2 && ask.accumulate > 1 {
-        let stage_1 = Layout { stage: 1, ..ask.layout };
-        let bytes = StateBytes::new(ask.precision, ask.optimizer);
-        let all = architecture.parameters()?;
-        let less = communication_bytes((all, all), bytes, stage_1, ask.accumulate)?;
-        note(format!(
-            "stage 2 reduces gradients once a micro-batch: {} accumulated ones send more than stage \
-             1's {}",
-            ask.accumulate,
-            crate::both(less)
-        ));
-    }
     if ask.recompute == Recompute::Attention && ask.attention == Attention::Tiled {
         note(
             "attention is tiled and stores no scores: computing it again saves its inputs only"
@@ -312,6 +305,25 @@ fn notes(architecture: &Architecture, ask: &TrainAsk, plan: &mut Prediction) -> 
         note(format!("the model was made for {limit} tokens of context"));
     }
     Ok(())
+}
+
+/// What stage 2 costs where micro-batches are accumulated.
+pub(crate) fn stage_2_note(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+) -> Result<Option<String>, Error> {
+    if ask.layout.stage != 2 || ask.accumulate == 1 || ask.layout.ranks == 1 {
+        return Ok(None);
+    }
+    let stage_1 = Layout { stage: 1, ..ask.layout };
+    let bytes = StateBytes::new(ask.precision, ask.optimizer);
+    let all = architecture.parameters()?;
+    let less = communication_bytes((all, all), bytes, stage_1, ask.accumulate)?;
+    Ok(Some(format!(
+        "stage 2 reduces gradients once a micro-batch: {} accumulated ones send more than stage 1's {}",
+        ask.accumulate,
+        crate::both(less)
+    )))
 }
 
 fn levers(architecture: &Architecture, ask: &TrainAsk, total: u64) -> Result<Vec<Lever>, Error> {

@@ -18,6 +18,16 @@ pub fn both(bytes: u64) -> String {
     }
 }
 
+/// A number of bytes in a few columns: `15.3 GiB`.
+pub fn binary(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    let power = (1..UNITS.len()).take_while(|&i| bytes >> (10 * (i + 1)) > 0).count();
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        _ => format!("{:.1} {}", bytes as f64 / 1024f64.powi(power as i32 + 1), UNITS[power]),
+    }
+}
+
 /// The units that say what they mean, and their bytes.
 const UNITS: [(&str, u64); 11] = [
     ("TiB", 1 << 40),
@@ -40,7 +50,12 @@ const UNITS: [(&str, u64); 11] = [
 /// `24gb`, `24Gb`) and for numbers without one.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
-    let at = text.find(|c: char| c.is_alphabetic()).unwrap_or(text.len());
+    // An exponent is part of the number: 1e3MB.
+    let unit = |(i, c): &(usize, char)| {
+        let exponent = || text[i + 1..].starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        c.is_alphabetic() && !(c.eq_ignore_ascii_case(&'e') && exponent())
+    };
+    let at = text.char_indices().find(unit).map_or(text.len(), |(i, _)| i);
     let (number, unit) = (text[..at].trim(), text[at..].trim());
     let good = |value: f64| value > 0.0 && value.is_finite();
     let Some(value) = number.parse::<f64>().ok().filter(|&value| good(value)) else {
@@ -90,6 +105,7 @@ mod tests {
             ("2TB", 2_000_000_000_000),
             ("7B", 7),
             ("10kB", 10_000),
+            ("1e3MB", 1_000_000_000),
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
@@ -108,6 +124,9 @@ mod tests {
             ("0GB", "above 0"),
             ("99999999999GiB", "64 bits"),
             ("0.2B", "64 bits"),
+            ("1e400GB", "above 0"),
+            ("NaNGiB", "above 0"),
+            ("infGB", "above 0"),
             ("", "above 0"),
         ] {
             let error = parse_bytes(text).unwrap_err();
@@ -122,6 +141,8 @@ mod tests {
         assert_eq!(both(25_165_824), "25.166 MB (24.000 MiB)");
         assert_eq!(both(73_728), "73.728 kB (72.000 KiB)");
         assert_eq!(both(512), "512 B");
+        let few = [0, 1023, 1024, 1 << 20, 3 << 29, u64::MAX].map(binary);
+        assert_eq!(few, ["0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB", "16384.0 PiB"]);
         assert_eq!(both(16 << 40), "17.592 TB (16.000 TiB)");
         assert_eq!(both(u64::MAX), "18446.744 PB (16384.000 PiB)");
     }

@@ -58,9 +58,9 @@ fn the_engines_lists_are_the_terms() {
     let plan = running::serve(&model, &ask, Runtime { bytes: 5 }, None).unwrap();
     // Pages of 16 tokens: seven a sequence.
     let kv = kv_bytes(model.transformer().unwrap(), 112, 3, NumberKind::F32).unwrap();
-    assert_eq!((plan.terms.of("K/V cache"), plan.terms.of("runtime")), (kv, 5));
-    assert_eq!(plan.fits, Some(false));
-    assert!(plan.total_bytes > 4 * model.parameters().unwrap());
+    assert_eq!((plan.balance.terms.of("K/V cache"), plan.balance.terms.of("runtime")), (kv, 5));
+    assert_eq!(plan.balance.fits, Some(false));
+    assert!(plan.balance.total_bytes > 4 * model.parameters().unwrap());
 }
 
 fn config() -> impl Strategy<Value = TransformerConfig> {
@@ -117,13 +117,13 @@ proptest! {
     #[test]
     fn more_never_takes_less(config in config(), ask in ask()) {
         let model = of(config);
-        let total = |ask: TrainAsk| train(&model, &ask).unwrap().total_bytes;
+        let total = |ask: TrainAsk| train(&model, &ask).unwrap().balance.total_bytes;
         let now = total(ask);
         let wider = total(TrainAsk { batch: ask.batch + 1, ..ask });
         let longer = total(TrainAsk { length: ask.length + 1, ..ask });
         prop_assert!(wider >= now && longer >= now);
         let states = |ask: TrainAsk| {
-            let terms = train(&model, &ask).unwrap().terms;
+            let terms = train(&model, &ask).unwrap().balance.terms;
             ["weights", "master weights", "gradients", "optimizer"].iter().map(|t| terms.of(t)).sum::<u64>()
         };
         let layout = Layout { ranks: ask.layout.ranks + 1, ..ask.layout };
@@ -139,12 +139,12 @@ proptest! {
     fn parts_add_up_and_levers_hold(config in config(), ask in ask()) {
         let model = of(config);
         let plan = train(&model, &ask).unwrap();
-        prop_assert_eq!(plan.terms.0.iter().map(|t| t.bytes).sum::<u64>(), plan.total_bytes);
-        prop_assert_eq!(plan.ranks.len() as u64, ask.layout.ranks);
-        for lever in &plan.levers {
-            prop_assert_eq!(plan.total_bytes - lever.saves_bytes, lever.total_bytes);
+        prop_assert_eq!(plan.balance.terms.0.iter().map(|t| t.bytes).sum::<u64>(), plan.balance.total_bytes);
+        prop_assert_eq!(plan.balance.ranks.len() as u64, ask.layout.ranks);
+        for lever in &plan.balance.levers {
+            prop_assert_eq!(plan.balance.total_bytes - lever.saves_bytes.unwrap(), lever.total_bytes.unwrap());
         }
-        prop_assert!(plan.levers.windows(2).all(|w| w[0].saves_bytes >= w[1].saves_bytes));
+        prop_assert!(plan.balance.levers.windows(2).all(|w| w[0].saves_bytes >= w[1].saves_bytes));
     }
 
     #[test]
@@ -175,7 +175,7 @@ proptest! {
             ..ServeAsk::default()
         };
         if let Ok(plan) = serve(&model, &ask) {
-            prop_assert!(plan.terms.of("K/V cache") as f64 >= context as f64);
+            prop_assert!(plan.balance.terms.of("K/V cache") as f64 >= context as f64);
         }
         // The engine's lists are not reached by what they could not hold.
         if context > 1 << 40 {

@@ -19,22 +19,25 @@ fn evidence(name: &str) -> Evidence {
 #[track_caller]
 fn check(name: &str, limiting: &str, first: &str, refused: &str) -> Diagnosis {
     let found = diagnose(&evidence(name)).unwrap();
-    assert_eq!(found.limiting_term, limiting, "{name}: {:?}", found.evidence);
-    assert!(found.levers[0].change.contains(first), "{name}: {:?}", found.levers);
+    assert_eq!(found.balance.limiting_term, limiting, "{name}: {:?}", found.evidence);
+    assert!(found.balance.levers[0].change.contains(first), "{name}: {:?}", found.balance.levers);
     assert!(
         found.refused.iter().any(|r| r.change.contains(refused)),
         "{name}: {:?}",
         found.refused
     );
-    assert!(found.levers.iter().all(|l| !found.refused.iter().any(|r| r.change == l.change)));
+    assert!(
+        found.balance.levers.iter().all(|l| !found.refused.iter().any(|r| r.change == l.change))
+    );
     let gain = |i: usize| {
-        let lever = &found.levers[i];
-        lever.gain_seconds.unwrap_or_else(|| lever.gain_bytes.unwrap() as f64)
+        let lever = &found.balance.levers[i];
+        lever.saves_seconds.unwrap_or_else(|| lever.saves_bytes.unwrap() as f64)
     };
     let page = diagnosis_page(&evidence(name), &found);
-    assert!(page.contains("What would not help") && !page.contains("<script"), "{page}");
-    assert_eq!(page.contains("Where the bytes are"), found.total_bytes > 0);
-    assert!((1..found.levers.len()).all(|i| gain(i - 1) >= gain(i) && gain(i) > 0.0));
+    assert!(page.contains("What would not help") && !page.contains("src="), "{page}");
+    assert_eq!(page.contains("<script"), found.balance.total_bytes > 0, "{page}");
+    assert_eq!(page.contains("Where the bytes are"), found.balance.total_bytes > 0);
+    assert!((1..found.balance.levers.len()).all(|i| gain(i - 1) >= gain(i) && gain(i) > 0.0));
     assert!(found.text().lines().all(|line| line.chars().count() <= 80), "{}", found.text());
     found
 }
@@ -43,7 +46,7 @@ fn check(name: &str, limiting: &str, first: &str, refused: &str) -> Diagnosis {
 fn long_prompts() {
     let found = check("long-prompts.prom", "prefill compute", "put first", "K/V in fewer bits");
     // The server told its bytes with its figures.
-    assert!(found.terms.of("weights") > 90_000_000);
+    assert!(found.balance.terms.of("weights") > 90_000_000);
 }
 
 #[test]
@@ -72,9 +75,9 @@ fn a_small_batch() {
     };
     let recorded = evidence("small-batch.prom");
     let knowing = diagnose_knowing(&recorded, Some(&quality)).unwrap();
-    let lever = knowing.levers.iter().find(|l| l.change.contains("small.gguf")).unwrap();
+    let lever = knowing.balance.levers.iter().find(|l| l.change.contains("small.gguf")).unwrap();
     let decode = recorded.serving.unwrap().decode_s;
-    assert_eq!(lever.gain_seconds, Some(decode * 0.75));
+    assert_eq!(lever.saves_seconds, Some(decode * 0.75));
     assert!(
         lever.costs.contains("21.500 instead of 20.000") && lever.costs.contains("0.0300 nats")
     );
@@ -105,13 +108,13 @@ fn a_small_pool() {
     };
     let recorded = evidence("small-pool.prom");
     let knowing = diagnose_knowing(&recorded, Some(&quality)).unwrap();
-    let lever = knowing.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
+    let lever = knowing.balance.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
     let serving = recorded.serving.clone().unwrap();
-    assert_eq!(lever.gain_seconds, Some(serving.queue_s + serving.prefill_s));
+    assert_eq!(lever.saves_seconds, Some(serving.queue_s + serving.prefill_s));
     let large = evidence("large-pool.ledger.json");
     let knowing = diagnose_knowing(&large, Some(&quality)).unwrap();
-    let lever = knowing.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
-    assert_eq!(lever.gain_bytes, Some(large.terms.of("K/V cache") / 4 * 3));
+    let lever = knowing.balance.levers.iter().find(|l| l.change.contains("--kv q8")).unwrap();
+    assert_eq!(lever.saves_bytes, Some(large.terms.of("K/V cache") / 4 * 3));
     // Beside a change that was made, quality stands with memory and time.
     let both = compare_knowing(&recorded, &recorded, Some(quality)).unwrap();
     let perplexity = both.perplexity.clone().unwrap();
@@ -128,8 +131,8 @@ fn a_large_pool() {
 #[test]
 fn many_rows_at_once() {
     let found = check("many-rows", "activations", "--recompute block", "more ZeRO");
-    let rows = found.levers.iter().find(|l| l.change == "half --micro-batch").unwrap();
-    assert_eq!(rows.gain_bytes, Some(found.terms.of("activations") / 2));
+    let rows = found.balance.levers.iter().find(|l| l.change == "half --micro-batch").unwrap();
+    assert_eq!(rows.saves_bytes, Some(found.balance.terms.of("activations") / 2));
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn a_wide_model() {
 #[test]
 fn big_logits() {
     let found = check("big-logits.json", "logits", "--logits chunked", "more ZeRO");
-    assert!(found.levers[0].gain_bytes.unwrap() > found.total_bytes / 2);
+    assert!(found.balance.levers[0].saves_bytes.unwrap() > found.balance.total_bytes / 2);
 }
 
 #[test]
@@ -161,8 +164,12 @@ fn a_slow_disk() {
     };
     let log = format!("{}\n{}\n", line(1), line(10));
     let found = diagnose(&Evidence::of_text("metrics.jsonl", &log).unwrap()).unwrap();
-    assert_eq!(found.limiting_term, "data loading");
-    assert!((found.levers[0].gain_seconds.unwrap() - 1.2).abs() < 1e-9, "{:?}", found.levers);
+    assert_eq!(found.balance.limiting_term, "data loading");
+    assert!(
+        (found.balance.levers[0].saves_seconds.unwrap() - 1.2).abs() < 1e-9,
+        "{:?}",
+        found.balance.levers
+    );
     assert!(found.refused.iter().any(|r| r.change.contains("precision")));
 }
 
@@ -171,13 +178,13 @@ fn a_longer_prompt_takes_keys_and_values_not_weights_and_not_gradients() {
     let (short, long) = (evidence("prompt-short.json"), evidence("prompt-long.json"));
     let found = compare(&short, &long).unwrap();
     assert_eq!(found.changed_term, "K/V cache");
-    let of = |name: &str| found.terms.iter().find(|c| c.name == name).unwrap().difference;
+    let of = |name: &str| found.bytes.iter().find(|c| c.name == name).unwrap().difference;
     assert_eq!(of("weights"), 0.0);
-    assert!(of("K/V cache") > 0.9 * found.total_bytes.difference && of("workspace") > 0.0);
-    assert!(found.terms.iter().all(|c| c.name != "gradients"));
+    assert!(of("K/V cache") > 0.9 * found.all_bytes.difference && of("workspace") > 0.0);
+    assert!(found.bytes.iter().all(|c| c.name != "gradients"));
     assert!(found.verdict.contains("weights are the same"), "{}", found.verdict);
-    let sum: f64 = found.terms.iter().map(|c| c.difference).sum();
-    assert_eq!(sum, found.total_bytes.difference);
+    let sum: f64 = found.bytes.iter().map(|c| c.difference).sum();
+    assert_eq!(sum, found.all_bytes.difference);
     assert!(found.text().lines().all(|line| line.chars().count() <= 80), "{}", found.text());
     // A long prompt alone: K/V, and weights are told not to be touched.
     check("prompt-long.json", "K/V pool", "half --kv-tokens", "--zero");
@@ -187,7 +194,7 @@ fn a_longer_prompt_takes_keys_and_values_not_weights_and_not_gradients() {
 fn times_add_up_and_the_change_is_judged() {
     let (before, after) = (evidence("too-many-requests.prom"), evidence("small-batch.prom"));
     let found = compare(&before, &after).unwrap();
-    assert_eq!((found.limiting_term.as_str(), found.worked), ("queue", Some(true)));
+    assert_eq!((found.limited_before.as_str(), found.worked), ("queue", Some(true)));
     assert_eq!(found.changed_term, "queue");
     let sum: f64 = found.milliseconds.iter().map(|c| c.difference).sum();
     let total = found.total_ms.clone().unwrap();
@@ -202,8 +209,8 @@ fn times_add_up_and_the_change_is_judged() {
     let runs = compare(&evidence("many-rows"), &evidence("wide-model")).unwrap();
     assert_eq!(runs.worked, Some(true));
     assert!(runs.valid_loss.is_some() && runs.tokens_per_second.is_some());
-    let sum: f64 = runs.terms.iter().map(|c| c.difference).sum();
-    assert_eq!(sum, runs.total_bytes.difference);
+    let sum: f64 = runs.bytes.iter().map(|c| c.difference).sum();
+    assert_eq!(sum, runs.all_bytes.difference);
 }
 
 #[test]

@@ -40,6 +40,10 @@ pub struct Served {
     pub plan: Plan,
     /// What the process held before anything of the plan.
     pub runtime_bytes: u64,
+    /// Its parameters.
+    pub parameters: Option<u64>,
+    /// What could be changed to take less: a list, as `/ledger` tells it.
+    pub levers: serde_json::Value,
 }
 
 /// A model that guesses ahead.

@@ -54,7 +54,13 @@ fn books(app: &App) -> Value {
     let (held, kept) = app.metrics.pages();
     let largest = rows.iter().max_by_key(|row| row["bytes"].as_u64());
     let reserved = plan.of(Account::KvCache);
+    // What it holds, and what is free beside; mapped files go where room is wanted.
+    let budget = ledger::available_bytes().map(|free| free.saturating_add(process));
     json!({
+        "parameters": app.model.parameters,
+        "budget_bytes": budget,
+        "fits": budget.map(|budget| plan.total() + runtime <= budget),
+        "levers": app.model.levers,
         "limiting_term": largest.map(|row| row["name"].clone()),
         "total_bytes": sum("bytes"),
         "reclaimable_bytes": rest.mapped,

@@ -307,11 +307,10 @@ impl Parameters {
         Ok(())
     }
 
-    /// Ends [`Parameters::keep_halves`]: the values are weights again.
+    /// Ends [`Parameters::keep_halves`]: computation reads the values again. They stay booked as the
+    /// master weights that they are.
     pub fn drop_halves(&mut self) {
-        if self.halves.take().is_some() {
-            self.values.move_to(Account::Weights);
-        }
+        self.halves = None;
     }
 
     /// Rounds the values to 16 bits again, where there are any; after values have changed.

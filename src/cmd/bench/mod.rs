@@ -163,6 +163,8 @@ struct Attention {
     runs: usize,
     #[arg(long)]
     threads: Option<usize>,
+    #[command(flatten)]
+    ledger: LedgerArgs,
     #[arg(long)]
     json: bool,
 }
@@ -258,7 +260,12 @@ fn train_speed(args: &TrainSpeed) -> Result<(), CliError> {
     let speed = (args.steps * (batch * length) as u64) as f64 / seconds;
     if let Some(recording) = recording {
         let plan = Trainer::plan(&config, shape, team.threads()).map_err(CliError::failed)?;
-        recording.finish(&format!("bench train-speed {}", config.model.kind()), &plan)?;
+        let parameters = Some(trainer.model.layout().count() as u64);
+        recording.finish(
+            &format!("bench train-speed {}", config.model.kind()),
+            &plan,
+            parameters,
+        )?;
     }
     let name = config.model.kind();
     if args.json {
@@ -405,20 +412,22 @@ fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
     }
     let report = match recording {
         Some(recording) => {
-            recording.finish(&format!("bench train-memory {}", config.model.kind()), &plan)?
+            let title = format!("bench train-memory {}", config.model.kind());
+            recording.finish(&title, &plan, Some(parameters as u64))?
         }
         None => Report::new(&plan, &ledger::snapshot(), runtime, ledger::peak_bytes()),
     };
     drop(kept);
     let kind = if name == Name::Empty { "empty" } else { config.model.kind() };
     if args.json {
+        let known = recording::Known { parameters: Some(parameters as u64), ..Default::default() };
         let value = json!({
             "model": kind,
             "parameters": parameters,
             "parameter_bytes": 4 * parameters,
             "peak_process_bytes": report.peak_process_bytes,
             "predicted_process_bytes": report.predicted_process_bytes,
-            "ledger": report,
+            "ledger": recording::keyed(&report, known)?,
         });
         term::print(&json(&value)?);
     } else {
@@ -440,8 +449,12 @@ fn attention(args: &Attention) -> Result<(), CliError> {
         scale: 1.0 / (d as f32).sqrt(),
         window: None,
     };
-    let buffer = |name: &str, account, len| -> Result<Buffer<f32>, CliError> {
-        Buffer::new(&Spec::new(name, account, len)).map_err(CliError::failed)
+    let recording = args.ledger.start()?;
+    let mut plan = ledger::Plan::default();
+    let mut buffer = |name: &str, account, len| -> Result<Buffer<f32>, CliError> {
+        let spec = Spec::new(name, account, len);
+        plan.add(&spec);
+        Buffer::new(&spec).map_err(CliError::failed)
     };
     let stride = 3 * h * d;
     let mut qkv = buffer("q k v", Account::Data, n * stride)?;
@@ -461,6 +474,7 @@ fn attention(args: &Attention) -> Result<(), CliError> {
         buffer("tiles", Account::Workspace, attention_workspace(&shape, team.threads(), longest))?;
     let kv = Kv::whole(&qkv[h * d..], &qkv[2 * h * d..], stride);
     let segment = [Segment { row: 0, queries: n, past: 0, kv }];
+    recording.iter().for_each(|r| r.recorder.begin_step(&format!("attention over {n} tokens")));
     let mut times: Vec<f64> = (0..args.runs + 2)
         .map(|_| {
             let started = Instant::now();
@@ -479,6 +493,7 @@ fn attention(args: &Attention) -> Result<(), CliError> {
                     &mut work,
                 );
             }
+            recording.iter().for_each(|r| r.recorder.end_step());
             started.elapsed().as_secs_f64() * 1e3
         })
         .skip(2)
@@ -486,6 +501,9 @@ fn attention(args: &Attention) -> Result<(), CliError> {
     times.sort_by(f64::total_cmp);
     let ms = times[times.len() / 2];
     let over = ledger::peak_bytes().saturating_sub(base);
+    if let Some(recording) = recording {
+        recording.finish(&format!("bench attention, {n} tokens"), &plan, None)?;
+    }
     // Half of all pairs; two products forward, five more backward.
     let products = if args.backward { 7.0 } else { 2.0 };
     let flops = products * 2.0 * h as f64 * d as f64 * (n as f64 * n as f64 / 2.0);

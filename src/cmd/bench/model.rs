@@ -162,7 +162,8 @@ fn end(
     let Some(recording) = recording else { return Ok(()) };
     let mut plan = opened.weights_plan()?;
     plan.extend(source.plan(prompt, room).map_err(failed)?);
-    recording.finish(&format!("{what} {}", opened.dir.display()), &plan).map(drop)
+    let title = format!("{what} {}", opened.dir.display());
+    recording.finish(&title, &plan, opened.parameters()).map(drop)
 }
 
 fn open(path: &std::path::Path, kv: KvArgs) -> Result<(Opened, f64), CliError> {

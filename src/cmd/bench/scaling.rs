@@ -3,6 +3,7 @@
 //! many; a token behind n - 1 others weighs n, twice as many; keys and values take twice the bytes.
 
 use crate::cmd::model::{Opened, engine_error};
+use crate::cmd::recording::LedgerArgs;
 use crate::cmd::{KvArgs, json, team};
 use crate::error::CliError;
 use crate::term::{self, mib, thousands};
@@ -55,6 +56,8 @@ pub struct Scaling {
     /// How keys and values are kept
     #[command(flatten)]
     kv: KvArgs,
+    #[command(flatten)]
+    ledger: LedgerArgs,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
@@ -106,7 +109,10 @@ pub fn run(args: &Scaling) -> Result<(), CliError> {
         let message = format!("--from {} --to {}: the range is empty", args.from, args.to);
         return Err(CliError::input(message));
     }
+    let mut recording = args.ledger.start()?;
     let opened = Opened::open_with(&args.model, args.kv.kind())?;
+    recording.iter_mut().for_each(|r| r.opened());
+    let mut largest = opened.weights_plan()?;
     let (SavedModel::Network(model), ModelConfig::Transformer(config)) =
         (&opened.saved, opened.saved.config())
     else {
@@ -118,6 +124,7 @@ pub fn run(args: &Scaling) -> Result<(), CliError> {
     let all: Vec<u64> = all.take_while(|&n| n <= u64::from(args.to)).collect();
     let team = team(args.threads)?;
     let mut rows: Vec<Row> = Vec::new();
+    let mut longest = None;
     if !args.count {
         // The first pass of a process also waits for its pages.
         let mut source = NetworkSource::new(model, &team);
@@ -127,10 +134,26 @@ pub fn run(args: &Scaling) -> Result<(), CliError> {
         let mut row = counted(&config, context);
         if !args.count && context <= limit {
             let mut source = NetworkSource::new(model, &team);
+            recording
+                .iter()
+                .for_each(|r| r.recorder.begin_step(&format!("a context of {context}")));
             row.measured = Some(measured(args, &mut source, context as usize)?);
+            if let Some(r) = &recording {
+                r.recorder.end_step();
+                r.recorder.mark(&format!("a context of {context}"));
+            }
+            longest = Some(context as usize);
         }
         row.growth = rows.last().map(|before| growth(before, &row));
         rows.push(row);
+    }
+    if let Some(tokens) = longest {
+        let room = Room { sequences: 1, tokens };
+        largest.extend(NetworkSource::new(model, &team).plan(tokens, room).map_err(engine_error)?);
+    }
+    if let Some(recording) = recording {
+        let title = format!("bench scaling {}", args.model.display());
+        recording.finish(&title, &largest, opened.parameters())?;
     }
     let unrun = rows.iter().find(|row| row.measured.is_none()).filter(|_| !args.count);
     if let Some(row) = unrun {

@@ -3,6 +3,7 @@
 //! The one with stored scores is the textbook's three steps, each over whole matrices; it is here to
 //! be compared with and nowhere else.
 
+use crate::cmd::recording::LedgerArgs;
 use crate::cmd::{json, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
@@ -10,7 +11,7 @@ use clap::Args;
 use kernels::{
     AttentionShape, Init, Kv, Mat, Segment, Team, attention_forward, attention_workspace,
 };
-use ledger::{Account, Buffer, Spec};
+use ledger::{Account, Buffer, Plan, Spec};
 use serde::Serialize;
 
 /// Arguments of `bench attention-memory`.
@@ -36,6 +37,8 @@ pub struct Tiles {
     /// Workers (default: the processors this process may use)
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    ledger: LedgerArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -68,14 +71,26 @@ struct Row {
 /// Compares as told.
 pub fn run(args: &Tiles) -> Result<(), CliError> {
     let team = team(args.threads)?;
+    let recording = args.ledger.start()?;
     let d = usize::from(args.head_dim);
     let mut rows = Vec::new();
+    let mut largest = Plan::default();
     for &length in &args.length {
         let n = length as usize;
-        let mut plan = ledger::Plan::default();
-        stored_specs(n, d).iter().for_each(|spec| plan.add(spec));
+        let plan = plan(n, d);
         crate::cmd::fit(&plan, &format!("storing the scores of {n} tokens"), "give shorter ones")?;
+        recording.iter().for_each(|r| r.recorder.begin_step(&format!("{n} tokens, both ways")));
         rows.push(row(&team, n, d)?);
+        if let Some(r) = &recording {
+            r.recorder.end_step();
+            r.recorder.mark(&format!("{n} tokens"));
+        }
+        if plan.total() > largest.total() {
+            largest = plan;
+        }
+    }
+    if let Some(recording) = recording {
+        recording.finish("bench attention-memory", &largest, None)?;
     }
     if args.json {
         term::print(&json(&rows)?);
@@ -87,6 +102,17 @@ pub fn run(args: &Tiles) -> Result<(), CliError> {
 
 fn allocate(spec: &Spec) -> Result<Buffer<f32>, CliError> {
     Buffer::new(spec).map_err(CliError::failed)
+}
+
+/// What the two ways hold at once: three inputs, two outputs, and the scores, beside which tiles have been
+/// given back.
+fn plan(n: usize, d: usize) -> Plan {
+    let mut plan = Plan::default();
+    ["queries", "keys", "values", "outputs", "outputs"]
+        .iter()
+        .for_each(|what| plan.add(&Spec::new(*what, Account::Data, n * d)));
+    stored_specs(n, d).iter().for_each(|spec| plan.add(spec));
+    plan
 }
 
 /// What storing the scores takes: keys as the product reads them, and L×L scores.
@@ -177,18 +203,19 @@ fn stored(
 fn text(rows: &[Row], d: usize) -> String {
     let mut out = format!(
         "one head of {d}, f32: bytes moved and workspace with stored scores, and in tiles\n\
-         {:>6} {:>12} {:>12} {:>13} {:>13} {:>9} {:>8}\n",
-        "length", "moved", "in tiles", "workspace", "measured", "in tiles", "apart"
+         {:>6}{:>12}{:>11}{:>12}{:>12}{:>10}{:>10}{:>7}\n",
+        "length", "moved", "in tiles", "workspace", "measured", "in tiles", "measured", "apart"
     );
     for r in rows {
         out += &format!(
-            "{:>6} {:>12} {:>12} {:>13} {:>13} {:>9} {:>8.0e}\n",
+            "{:>6}{:>12}{:>11}{:>12}{:>12}{:>10}{:>10}{:>7.0e}\n",
             r.length,
             mib(r.stored.moved_bytes),
             mib(r.tiled.moved_bytes),
             mib(r.stored.workspace_bytes),
             mib(r.stored.measured_bytes),
             mib(r.tiled.workspace_bytes),
+            mib(r.tiled.measured_bytes),
             r.largest_difference
         );
     }

@@ -191,6 +191,11 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
 }
 
 fn given_logits(args: &GenerateArgs, file: &Path) -> Result<(), CliError> {
+    if args.ledger.ledger.is_some() {
+        return Err(CliError::input(
+            "--ledger: with --from-logits no model is held; leave it away",
+        ));
+    }
     let given = Given::open(file).map_err(from_logits_error)?;
     args.decoding.check(given.len()).map_err(from_logits_error)?;
     from_logits::known("--history", &args.history, given.len()).map_err(from_logits_error)?;
@@ -252,7 +257,7 @@ fn with_model(
         term::note(&format!("note: {} tokens of the prompt were dropped", prompt.dropped));
     }
     if args.compare_presets {
-        return presets_on_a_model(args, opened, source, prompt.ids);
+        return presets_on_a_model(args, opened, (source, recording), prompt.ids);
     }
     let request = Request {
         prompt: prompt.ids,
@@ -288,7 +293,7 @@ fn tell<S: Source>(
     draft.map(Opened::weights_plan).transpose()?.into_iter().for_each(|own| plan.extend(own));
     plan.extend(generator.plan(&wide).map_err(engine_error)?);
     let title = format!("generate {}", opened.dir.display());
-    recording.finish(&title, &plan).map(drop)
+    recording.finish(&title, &plan, opened.parameters()).map(drop)
 }
 
 /// The same with a second model that guesses.
@@ -369,12 +374,18 @@ fn show<S: Source>(
 fn presets_on_a_model(
     args: &GenerateArgs,
     opened: &Opened,
-    mut source: Watched<'_>,
+    (mut source, recording): (Watched<'_>, Option<Recording>),
     prompt: Vec<u32>,
 ) -> Result<(), CliError> {
     let mut row = vec![0.0; source.vocab_size()];
     let room = Room { sequences: 1, tokens: prompt.len() };
     source.begin(&prompt, room, &mut row).map_err(engine_error)?;
+    if let Some(recording) = recording {
+        let mut plan = opened.weights_plan()?;
+        plan.extend(source.plan(prompt.len(), room).map_err(engine_error)?);
+        let title = format!("generate {}", opened.dir.display());
+        recording.finish(&title, &plan, opened.parameters())?;
+    }
     let tokens = (0..).take(row.len()).map(|id| opened.label(id)).collect();
     let mut args = args.clone();
     args.decoding.ban.extend(opened.never(args.ban_unk));

@@ -1,20 +1,21 @@
 //! `autoreg plan fleet`.
 
+use super::serve::Case;
 use super::steps::calibrate;
 use super::train::TrainArgs;
-use super::{against, machine};
+use super::{Common, against, write_page};
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term;
 use clap::{Args, Subcommand, ValueEnum};
 use engine::serving::Limits;
-use models::Model;
+use kernels::Team;
 use plan::fleet::{
-    Arrivals, FleetAsk, FleetReport, Lengths, MeasuredSteps, Objective, Routing, Spread, StepCost,
-    fewest_replicas, simulate,
+    Arrivals, FleetAsk, FleetGrid, FleetReport, Lengths, MeasuredSteps, Objective, Routing, Spread,
+    StepCost, fewest_replicas, simulate,
 };
-use plan::{Architecture, NumberKind, Roofline, ServeAsk};
-use serde_json::{Value, json};
+use plan::{Architecture, NumberKind, Roofline, ServeAsk, running};
+use serde_json::Value;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -41,7 +42,7 @@ enum Other {
 Examples:
   autoreg plan fleet llama-3-8b --machine l4 --rate 4 --objective 1000,100 --price 0.8
   autoreg plan fleet models/smollm2-135m-q4_1.gguf --calibrate --clients 4 --prompt-tokens 128
-  autoreg plan fleet qwen3-8b --machine h100-sxm --rate 20 --replicas 3 --routing least-busy
+  autoreg plan fleet qwen3-8b --machine h100-sxm --rate 20 --replicas 3 --routing least-busy --html f.html
   autoreg plan fleet train qwen3-8b --zero 3 --ranks 16 --machine h100-sxm --network 25GB --overlap
   autoreg bench serve http://127.0.0.1:8080 --clients 1,4,16 --json > seen.json; \
     autoreg plan fleet model.gguf --calibrate --against seen.json
@@ -57,12 +58,8 @@ pub struct FleetArgs {
     /// A published name, a config.json, a folder or a GGUF file
     #[arg(required = true)]
     model: Option<String>,
-    /// The machine of each server: a name of `autoreg plan machines`, a file of `autoreg doctor`, or
-    /// `measured`
-    #[arg(long, value_name = "NAME|FILE|measured", conflicts_with = "calibrate")]
-    machine: Option<String>,
     /// Time steps of the model on this machine, and simulate with those
-    #[arg(long)]
+    #[arg(long, conflicts_with = "machine")]
     calibrate: bool,
     /// Requests a second, at random times [default: 1]
     #[arg(long, value_name = "PER_SECOND", conflicts_with = "clients")]
@@ -90,20 +87,25 @@ pub struct FleetArgs {
     #[arg(long, value_name = "MS,MS", value_parser = objective)]
     objective: Option<Objective>,
     /// What a server costs an hour, in any currency: the cost of a million tokens
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = price)]
     price: Option<f64>,
     /// Tokens that each server's K/V cache holds [default: 4096 a sequence]
-    #[arg(long, value_name = "N")]
-    kv_tokens: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    kv_tokens: Option<u64>,
     /// Sequences that run side by side on a server
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u16).range(1..))]
     max_sequences: u16,
     /// Tokens of a step, at most
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256,
+          value_parser = clap::value_parser!(u16).range(1..))]
     step_tokens: u16,
     /// How weights are stored, for the roofline [default: bf16; of a file, as it has them]
     #[arg(long, value_name = "KIND", value_parser = super::kind)]
     weights: Option<NumberKind>,
+    /// How keys and values are stored, for the roofline and the bytes [default: bf16; of a file, f32]
+    #[arg(long, value_name = "KIND", value_parser = super::kind)]
+    kv: Option<NumberKind>,
     /// Workers, with --calibrate
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -117,9 +119,8 @@ pub struct FleetArgs {
     /// Where chance starts
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 impl FleetArgs {
@@ -132,7 +133,7 @@ impl FleetArgs {
 /// Servers that an objective is tried with, at most.
 const MOST_REPLICAS: usize = 256;
 /// Tokens of the cache a sequence where nothing is said.
-const TOKENS_A_SEQUENCE: usize = 4096;
+const TOKENS_A_SEQUENCE: u64 = 4096;
 
 fn lengths(text: &str) -> Result<Lengths, String> {
     let number = |text: &str| text.trim().parse::<u64>().ok().filter(|&n| n > 0);
@@ -154,6 +155,11 @@ fn objective(text: &str) -> Result<Objective, String> {
         .ok_or_else(|| "give two times in ms, like 500,50".to_owned())
 }
 
+fn price(text: &str) -> Result<f64, String> {
+    let found = text.parse::<f64>().ok().filter(|x| (0.0..1e18).contains(x));
+    found.ok_or_else(|| "give a number, at least 0".to_owned())
+}
+
 fn turnaround(text: &str) -> Result<f64, String> {
     let found = text.parse::<f64>().ok().filter(|ms| (0.0..=3.6e6).contains(ms));
     found.ok_or_else(|| "give milliseconds, at least 0".to_owned())
@@ -169,22 +175,31 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
         }
         return super::train::run(args);
     }
-    let ask = ask(args);
-    let (cost, timed): (Box<dyn StepCost>, Option<MeasuredSteps>) =
-        match (&args.machine, args.calibrate) {
-            (_, true) => {
-                let steps = calibrate(args, &ask.limits)?;
-                (Box::new(steps.clone()), Some(steps))
-            }
-            (Some(name), false) => (Box::new(roofline(args, name)?), None),
-            (None, false) => {
-                return Err(CliError::input(
-                    "no --machine and no --calibrate: a step's time must come from one of them",
-                ));
-            }
-        };
+    let machine = args.common.machine()?;
+    let mut case = server(args)?;
+    case.ask.budget = args.common.budget_on(machine.as_ref());
+    let plan = case.predict(&case.ask).map_err(CliError::input)?;
+    let ask = ask(args, &case)?;
+    let (cost, timed): (Box<dyn StepCost>, Option<MeasuredSteps>) = match (machine, args.calibrate)
+    {
+        (_, true) => {
+            let kv = running::kv_kind(case.ask.kv).unwrap_or_default();
+            let steps = calibrate(args, &ask.limits, kv)?;
+            (Box::new(steps.clone()), Some(steps))
+        }
+        (Some(machine), false) => {
+            let weights = plan.balance.terms.of("weights");
+            let roofline = Roofline::new(&case.architecture, &case.ask, weights, &machine);
+            (Box::new(roofline.map_err(CliError::input)?), None)
+        }
+        (None, false) => {
+            return Err(CliError::input(
+                "no --machine and no --calibrate: a step's time must come from one of them",
+            ));
+        }
+    };
     if let Some(path) = &args.against {
-        return against::run(args.model(), path, &ask, &*cost, args.json);
+        return against::run(args.model(), path, &ask, &*cost, args.common.json);
     }
     let needed = args
         .objective
@@ -199,27 +214,55 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
         let tokens_an_hour = 3600.0 * seen.tokens_per_second;
         1e6 * price * seen.replicas as f64 / tokens_an_hour.max(1e-9)
     });
-    if args.json {
-        let value = json!({
-            "model": args.model(), "seen": seen, "steps": timed,
-            "replicas_needed": match &needed {
-                Some(Some(seen)) => Value::from(seen.replicas),
-                _ => Value::Null,
-            },
-            "cost_per_million_tokens": price,
-        });
+    let told = text(args, &seen, needed.as_ref(), price);
+    if let Some(path) = &args.common.html {
+        let own = FleetAsk { replicas: seen.replicas, ..ask };
+        let grid = FleetGrid::new(&own, &*cost).map_err(CliError::input)?;
+        let sheet = case.sheet(&plan)?.with_fleet(&grid);
+        write_page(path, &plan::page(&plan, &sheet, &format!("\n{told}")))?;
+    }
+    if args.common.json {
+        let mut value = serde_json::to_value(&plan).map_err(CliError::failed)?;
+        value["seen"] = serde_json::to_value(&seen).map_err(CliError::failed)?;
+        value["steps"] = serde_json::to_value(timed).map_err(CliError::failed)?;
+        value["fleet_bytes"] = plan.balance.total_bytes.saturating_mul(seen.replicas as u64).into();
+        value["replicas_needed"] = match &needed {
+            Some(Some(seen)) => seen.replicas.into(),
+            _ => Value::Null,
+        };
+        value["cost_per_million_tokens"] = price.into();
         term::print(&json(&value)?);
     } else {
-        term::print(&text(args, &seen, needed.as_ref(), price));
+        term::print(&format!("{told}\none server: {}", plan::text(&plan)));
     }
     Ok(())
 }
 
-fn ask(args: &FleetArgs) -> FleetAsk {
-    let page_tokens = ServeAsk::default().page_tokens as usize;
-    let sequences = usize::from(args.max_sequences.max(1));
+/// One server: what it holds, and how it is counted.
+fn server(args: &FleetArgs) -> Result<Case, CliError> {
+    let architecture = Architecture::open(args.model()).map_err(CliError::input)?;
+    let keeps = args.kv.is_none_or(|kind| running::kv_kind(kind).is_some());
+    let engine = architecture.runs_here && args.weights.is_none() && keeps;
+    let sequences = u64::from(args.max_sequences);
     let tokens = args.kv_tokens.unwrap_or(TOKENS_A_SEQUENCE * sequences);
-    FleetAsk {
+    let own = if engine { architecture.own_weights() } else { NumberKind::Bf16 };
+    let ask = ServeAsk {
+        context: tokens.div_ceil(sequences),
+        requests: sequences,
+        weights: args.weights.unwrap_or(own),
+        kv: args.kv.unwrap_or(if engine { NumberKind::F32 } else { NumberKind::Bf16 }),
+        step_tokens: args.step_tokens.into(),
+        threads: args.threads.map_or_else(|| Team::available() as u64, |n| n as u64),
+        ..ServeAsk::default()
+    };
+    Case::of(architecture, ask, engine)
+}
+
+fn ask(args: &FleetArgs, case: &Case) -> Result<FleetAsk, CliError> {
+    let limits = running::limits(&case.architecture, &case.ask).map_err(CliError::input)?;
+    let tokens = args.kv_tokens.and_then(|tokens| usize::try_from(tokens).ok());
+    let pages = tokens.map_or(limits.pages, |tokens| tokens.div_ceil(limits.page_tokens));
+    Ok(FleetAsk {
         arrivals: match args.clients {
             Some(clients) => Arrivals::Clients(clients),
             None => Arrivals::Rate(args.rate.unwrap_or(1.0)),
@@ -233,43 +276,11 @@ fn ask(args: &FleetArgs) -> FleetAsk {
             RoutingName::LeastBusy => Routing::LeastBusy,
             RoutingName::Random => Routing::Random,
         },
-        limits: Limits {
-            pages: tokens.div_ceil(page_tokens).max(1),
-            page_tokens,
-            step_tokens: usize::from(args.step_tokens).max(sequences),
-            sequences,
-            shares: false,
-            drafts: 0,
-            window: None,
-        },
+        // No two texts share a page, and a window saves none. Bytes are counted of whole pages a sequence.
+        limits: Limits { pages, shares: false, window: None, ..limits },
         turnaround_s: args.turnaround / 1e3,
         seed: args.seed,
-    }
-}
-
-fn roofline(args: &FleetArgs, name: &str) -> Result<Roofline, CliError> {
-    let machine = machine(name)?;
-    let architecture = Architecture::open(args.model()).map_err(CliError::input)?;
-    let parameters = architecture.parameters().map_err(CliError::input)?;
-    let kept = architecture.runs_here && args.weights.is_none();
-    let weights =
-        args.weights.unwrap_or(if kept { architecture.own_weights() } else { NumberKind::Bf16 });
-    let ask = ServeAsk {
-        context: 1,
-        requests: 1,
-        weights,
-        kv: if kept { NumberKind::F32 } else { NumberKind::Bf16 },
-        step_tokens: args.step_tokens.into(),
-        threads: 1,
-        ..ServeAsk::default()
-    };
-    let bytes = match kept {
-        true => {
-            Model::plan(&architecture.config).map(|plan| plan.total()).map_err(CliError::input)?
-        }
-        false => weights.bytes(parameters).map_err(CliError::input)?,
-    };
-    Roofline::new(&architecture, &ask, bytes, &machine).map_err(CliError::input)
+    })
 }
 
 fn text(

@@ -9,7 +9,7 @@ mod train;
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use fleet::FleetArgs;
 use plan::{Architecture, Machine, both};
 use serde_json::json;
@@ -54,6 +54,15 @@ struct ListArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What bytes are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// The lists that this program allocates by
+    Engine,
+    /// Formulas, for whatever this program does not run
+    Formula,
 }
 
 /// Where a plan goes, and the machine that it is for.
@@ -139,12 +148,11 @@ fn machines(args: &ListArgs) -> Result<(), CliError> {
         term::print(&json(&rows)?);
         return Ok(());
     }
-    let mut text = format!("{:<16}{:>10}{:>12}{:>10}\n", "name", "GB/s", "TFLOP/s", "memory");
+    let mut text = format!("{:<16}{:>10}{:>12}{:>30}\n", "name", "GB/s", "TFLOP/s", "memory");
     for row in &rows {
-        let memory =
-            row.memory_bytes.map_or("-".to_owned(), |b| format!("{} GB", b / 1_000_000_000));
+        let memory = row.memory_bytes.map_or("-".to_owned(), both);
         text += &format!(
-            "{:<16}{:>10.1}{:>12.2}{memory:>10}\n    {}\n",
+            "{:<16}{:>10.1}{:>12.2}{memory:>30}\n    {}\n",
             row.name,
             row.bandwidth_bytes_per_second / 1e9,
             row.flops_per_second / 1e12,

@@ -1,11 +1,11 @@
 //! `autoreg plan serve`.
 
-use super::{Common, kind, seconds, write_page};
+use super::{By, Common, kind, seconds, write_page};
 use crate::cmd::draft::USUAL_DRAFTS;
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use engine::serving::{Executor, Limits, NetworkExecutor, Piece, Rows};
 use kernels::Team;
 use models::{Model, ModelConfig, TransformerConfig};
@@ -17,15 +17,6 @@ use plan::{
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
-
-/// What bytes are counted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum By {
-    /// The lists that `autoreg serve` allocates by
-    Engine,
-    /// Formulas, for any number format
-    Formula,
-}
 
 /// Arguments of `plan serve`.
 #[derive(Debug, Args)]
@@ -81,19 +72,45 @@ pub struct ServeArgs {
 const CONTEXT: u64 = 4096;
 
 /// A model, what is asked of it, and how it is counted.
-struct Case {
-    architecture: Architecture,
-    ask: ServeAsk,
-    engine: bool,
+pub struct Case {
+    /// The model.
+    pub architecture: Architecture,
+    /// What is asked.
+    pub ask: ServeAsk,
+    /// Whether the engine's lists count.
+    pub engine: bool,
     runtime: Runtime,
     draft: Option<Architecture>,
 }
 
 impl Case {
-    fn predict(&self, ask: &ServeAsk) -> Result<Prediction, Error> {
+    /// A model that nothing guesses for.
+    pub fn of(architecture: Architecture, ask: ServeAsk, engine: bool) -> Result<Case, CliError> {
+        let bytes = match engine {
+            true => program_bytes(Some(ask.threads))? + architecture.opened_bytes,
+            false => 0,
+        };
+        Ok(Case { architecture, ask, engine, runtime: Runtime { bytes }, draft: None })
+    }
+
+    /// What it takes.
+    pub fn predict(&self, ask: &ServeAsk) -> Result<Prediction, Error> {
         match self.engine {
             true => running::serve(&self.architecture, ask, self.runtime, self.draft.as_ref()),
             false => plan::serve(&self.architecture, ask),
+        }
+    }
+}
+
+impl Case {
+    /// What the page of its plan works with.
+    pub fn sheet(&self, plan: &Prediction) -> Result<Sheet, CliError> {
+        match self.architecture.config {
+            ModelConfig::Transformer(_) => {
+                Sheet::serve(&self.architecture, &self.ask, plan, self.engine)
+                    .map_err(CliError::input)
+            }
+            _ => Ok(Sheet::still(plan)),
         }
     }
 }
@@ -106,7 +123,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     case.ask.budget = budget;
     let plan = case.predict(&case.ask).map_err(CliError::input)?;
     let backwards = budget.map(|budget| Backwards::of(&case, budget)).transpose()?;
-    let weights = plan.terms.of("weights");
+    let weights = plan.balance.terms.of("weights");
     let times = machine
         .map(|machine| serve_times(&case.architecture, &case.ask, weights, &machine))
         .transpose()
@@ -115,14 +132,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     backwards.iter().for_each(|b| more += &b.text(&case.ask));
     times.iter().for_each(|t| more += &times_text(t, &case.ask));
     if let Some(path) = &args.common.html {
-        let sheet = match case.architecture.config {
-            ModelConfig::Transformer(_) => {
-                Sheet::serve(&case.architecture, &case.ask, &plan, case.engine)
-                    .map_err(CliError::input)?
-            }
-            _ => Sheet::still(&plan),
-        };
-        write_page(path, &plan::page(&plan, &sheet, &more))?;
+        write_page(path, &plan::page(&plan, &case.sheet(&plan)?, &more))?;
     }
     if args.common.json {
         term::print(&json(&as_json(&plan, &case, backwards.as_ref(), times.as_ref())?)?);
@@ -218,7 +228,7 @@ struct Backwards {
 
 impl Backwards {
     fn of(case: &Case, budget: u64) -> Result<Backwards, CliError> {
-        let total = |ask: ServeAsk| case.predict(&ask).map(|plan| plan.total_bytes);
+        let total = |ask: ServeAsk| case.predict(&ask).map(|plan| plan.balance.total_bytes);
         let limit = case.architecture.config.context_limit().map_or(1 << 22, |n| n as u64);
         let context = |n| total(ServeAsk { context: n, ..case.ask });
         let requests = |n| total(ServeAsk { requests: n, ..case.ask });
@@ -226,7 +236,7 @@ impl Backwards {
         let other = |model: &Architecture| {
             let limit = model.config.context_limit().map_or(CONTEXT, |n| n as u64);
             let ask = ServeAsk { context: case.ask.context.min(limit), ..case.ask };
-            plan::serve(model, &ask).map(|plan| plan.total_bytes)
+            plan::serve(model, &ask).map(|plan| plan.balance.total_bytes)
         };
         Ok(Backwards {
             context: most(limit, budget, context).map_err(CliError::input)?,

@@ -8,6 +8,7 @@ use crate::error::CliError;
 use decoding::{Method, Rules, Settings};
 use engine::Request;
 use engine::serving::{Asked, Engine, Executor, Limits, NetworkExecutor, Piece, Rows};
+use kernels::KvKind;
 use plan::fleet::MeasuredSteps;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ const RUNS: usize = 7;
 const DECODES: usize = 5;
 
 /// Times steps of the model on this machine.
-pub fn calibrate(args: &FleetArgs, asked: &Limits) -> Result<MeasuredSteps, CliError> {
-    let opened = Opened::open(Path::new(args.model()))?;
+pub fn calibrate(args: &FleetArgs, asked: &Limits, kv: KvKind) -> Result<MeasuredSteps, CliError> {
+    let opened = Opened::open_with(Path::new(args.model()), kv)?;
     let SavedModel::Network(model) = opened.saved else {
         return Err(CliError::input("--calibrate: a model of counts has no steps to time"));
     };

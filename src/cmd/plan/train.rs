@@ -1,6 +1,6 @@
 //! `autoreg plan train`.
 
-use super::{Common, seconds, write_page};
+use super::{By, Common, seconds, write_page};
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term::{self, thousands};
@@ -129,6 +129,10 @@ pub struct TrainArgs {
     /// Keep the optimizer in host memory, with --as deepspeed
     #[arg(long, requires = "tool")]
     offload: bool,
+    /// What bytes are counted by [default: engine where this program trains it from files of weights or
+    /// its own names, else formula]
+    #[arg(long, value_enum)]
+    by: Option<By>,
     #[command(flatten)]
     common: Common,
 }
@@ -218,22 +222,35 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let Some(tool) = args.tool {
         return as_tool(args, tool, &architecture, &ask);
     }
-    let runtime = match architecture.runs_here {
-        true => program(args)?,
-        false => Runtime::default(),
+    // What this program runs is counted by its lists; why it does not run something is told.
+    let runs = match args.by {
+        Some(By::Formula) => Err(None),
+        None if !architecture.runs_here => Err(None),
+        _ => running::trains(&architecture, &ask).map_err(Some),
     };
-    let predict =
-        |ask: &TrainAsk| match architecture.runs_here && running::trains(&architecture, ask) {
-            true => running::train(&architecture, ask, runtime),
-            false => plan::train(&architecture, ask),
-        };
-    let plan = predict(&ask).map_err(CliError::input)?;
+    let engine = runs.is_ok();
+    let runtime = if engine { program(args)? } else { Runtime::default() };
+    let predict = |ask: &TrainAsk| match engine && running::trains(&architecture, ask).is_ok() {
+        true => running::train(&architecture, ask, runtime),
+        false => plan::train(&architecture, ask),
+    };
+    if let (Some(By::Engine), Err(Some(why))) = (args.by, &runs) {
+        return Err(CliError::input(format!("--by engine: {why}")));
+    }
+    let mut plan = predict(&ask).map_err(CliError::input)?;
+    if engine {
+        let ranks = running::ranks(&architecture, &ask, runtime).map_err(CliError::input)?;
+        plan.balance.ranks = ranks;
+    }
+    if let Err(Some(why)) = runs {
+        plan.notes.push(format!("counted by formulas: {why}"));
+    }
     let is_transformer = matches!(architecture.config, ModelConfig::Transformer(_));
     let found = match ask.budget {
         Some(budget) if is_transformer => Some(Found::of(&architecture, &ask, budget, &predict)?),
         _ => None,
     };
-    let sent = plan.communication_bytes_per_step.unwrap_or(0);
+    let sent = plan.balance.communication_bytes_per_step.unwrap_or(0);
     let network = args.network.map(|bytes| bytes as f64);
     let ranks = match (&machine, network) {
         (Some(machine), Some(bytes)) if is_transformer => {
@@ -250,7 +267,7 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     times.iter().for_each(|t| more += &times_text(t));
     more += &ranks_text(&ranks);
     if let Some(path) = &args.common.html {
-        let sheet = Sheet::train(&architecture, &ask, &plan).map_err(CliError::input)?;
+        let sheet = Sheet::train(&architecture, &ask, &plan, engine).map_err(CliError::input)?;
         write_page(path, &plan::page(&plan, &sheet, &more))?;
     }
     if args.common.json {
@@ -325,9 +342,10 @@ impl Found {
         budget: u64,
         predict: &Predict<'_>,
     ) -> Result<Found, CliError> {
-        let total = |ask: TrainAsk| predict(&ask).map(|plan| plan.total_bytes);
+        let total = |ask: TrainAsk| predict(&ask).map(|plan| plan.balance.total_bytes);
         let limit = architecture.config.context_limit().map_or(1 << 22, |n| n as u64);
-        let other = |model: &Architecture| plan::train(model, ask).map(|plan| plan.total_bytes);
+        let other =
+            |model: &Architecture| plan::train(model, ask).map(|plan| plan.balance.total_bytes);
         let all = || -> Result<Found, plan::Error> {
             Ok(Found {
                 searched: search(architecture, ask, budget, predict)?,
@@ -462,19 +480,7 @@ fn as_tool(
         term::print(&json(&answer)?);
         return Ok(());
     }
-    let mut text = format!(
-        "{} as {} counts it: {} parameters\n\n{}",
-        architecture.name,
-        answer.tool,
-        thousands(answer.parameters),
-        plan::bars(&answer.terms, answer.total_bytes)
-    );
-    if let Some(host) = answer.host_bytes {
-        let _ = writeln!(text, "and of the host's memory: {}", both(host));
-    }
-    let _ = writeln!(text, "ours for the same question: {}", both(answer.ours_bytes));
-    text += &plan::wrapped("", &format!("they differ because it counts so: {}", answer.why));
-    term::print(&text);
+    term::print(&answer.text(&architecture.name));
     Ok(())
 }
 
@@ -490,51 +496,14 @@ fn bare_number(text: &str) -> Option<f64> {
 
 /// A table of bytes a parameter needs no model.
 fn by_number(args: &TrainArgs, tool: Tool, parameters: f64) -> Result<(), CliError> {
-    let layout = Layout { stage: args.zero, ranks: args.ranks };
-    layout.check().map_err(CliError::input)?;
-    let ranks = args.ranks as f64;
-    let bytes = match tool {
-        Tool::ZeroPaper => plan::tools::zero_paper(parameters, ranks, args.zero),
-        Tool::Megatron => {
-            let whole = args.megatron_bytes.unwrap_or(18);
-            let shared = plan::tools::megatron(whole, ranks).ok_or_else(|| {
-                CliError::input(format!("--megatron-bytes {whole}: it must be 16, 18 or 20"))
-            })?;
-            parameters * if args.zero == 0 { whole as f64 } else { shared }
-        }
-        Tool::Accelerate => {
-            plan::tools::accelerate(parameters as u64, args.precision != Some(PrecisionName::F32))
-                as f64
-        }
-        Tool::Deepspeed if args.zero == 2 => {
-            plan::tools::deepspeed_2(parameters, ranks, args.offload).0
-        }
-        Tool::Deepspeed | Tool::Eleuther => {
-            return Err(CliError::input(format!(
-                "--as {}: it needs a model's shape here; give a name or a config.json",
-                tool.name()
-            )));
-        }
+    let precision = match args.precision {
+        Some(PrecisionName::F32) => Precision::F32,
+        _ => Precision::Bf16,
     };
-    let mut ours = plan::Terms::default();
-    let state = StateBytes::new(Precision::Bf16, Optimizer::Adamw);
-    layout.states(parameters as u64, 0, state, &mut ours).map_err(CliError::input)?;
-    let ours = ours.total().map_err(CliError::input)?;
-    let bytes = bytes.round() as u64;
-    if args.common.json {
-        let value = json!({"tool": tool.name(), "parameters": parameters as u64,
-            "terms": [{"name": "model states", "bytes": bytes}], "total_bytes": bytes,
-            "ours_bytes": ours, "why": tool.why()});
-        term::print(&json(&value)?);
-        return Ok(());
-    }
-    term::print(&format!(
-        "{} parameters as {} counts them: {}\nours for the same question: {}\n{}",
-        thousands(parameters as u64),
-        tool.name(),
-        both(bytes),
-        both(ours),
-        plan::wrapped("", &format!("they differ because it counts so: {}", tool.why()))
-    ));
+    let layout = Layout { stage: args.zero, ranks: args.ranks };
+    let ask = TrainAsk { precision, layout, budget: args.common.budget, ..TrainAsk::default() };
+    let more = ToolAsk { megatron_bytes: args.megatron_bytes, offload: args.offload };
+    let answer = plan::answer_of_number(tool, parameters, &ask, more).map_err(CliError::input)?;
+    term::print(&if args.common.json { json(&answer)? } else { answer.text(&args.model) });
     Ok(())
 }

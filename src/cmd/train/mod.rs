@@ -10,7 +10,7 @@ mod watch;
 
 use crate::cmd::documents::{self, Encoding, Files};
 use crate::cmd::init::{Init, Weights};
-use crate::cmd::{fit, json, team};
+use crate::cmd::{fit, json, recording, team};
 use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
@@ -30,7 +30,7 @@ use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
     BatchShape, OptimizerKind, Outcome, Place, Precision, RankOutcome, Recipe, RunOptions,
-    SavedModel, Schedule, Sequences, Stage, Start, TrainConfig, Trainer, order_bytes,
+    Schedule, Sequences, Stage, Start, TrainConfig, Trainer, order_bytes,
 };
 use watch::{Screen, Watch};
 
@@ -393,19 +393,15 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     if rank.is_some_and(|rank| !rank.is_first()) {
         return Ok(());
     }
-    let text = json(&summary.json)?;
+    let (text, mut told) = (json(&summary.json)?, summary.text);
     write(&args.out.join("result.json"), &text)?;
-    if let Some(report) = &summary.ledger {
-        crate::cmd::recording::write(&args.out, &format!("train {}", args.out.display()), report)?;
-    }
-    if args.json {
-        term::print(&text);
-    } else {
-        term::print(&summary.text);
-        if let Some(report) = summary.ledger.filter(|_| args.ledger) {
-            term::print(&crate::cmd::recording::table(&report));
+    if let Some((report, known)) = summary.ledger {
+        recording::write(&args.out, &format!("train {}", args.out.display()), &report, known)?;
+        if args.ledger && !args.json {
+            told += &recording::table(&report);
         }
     }
+    term::print(if args.json { &text } else { &told });
     Ok(())
 }
 
@@ -469,7 +465,7 @@ fn plan_documents(plan: &mut Plan, train: &dyn Sequences) -> Vec<Charge> {
 struct Summary {
     json: serde_json::Value,
     text: String,
-    ledger: Option<Report>,
+    ledger: Option<(Report, recording::Known)>,
 }
 
 /// What a run reads.
@@ -691,13 +687,10 @@ fn descend(
             let written = lora::write(args, init, model)?;
             (written.merged, Some(written.adapter))
         }
-        (Some(init), Some(model)) => (init.export(&args.out, &model)?, None),
-        // Ranks have the model in the run folder.
-        (Some(init), None) if first => {
-            match SavedModel::open(&args.out).map_err(CliError::failed)? {
-                SavedModel::Network(model) => (init.export(&args.out, &model)?, None),
-                SavedModel::Counts(_) => (None, None),
-            }
+        // What is trained is in the run folder, be it one process or several ranks that did it.
+        (Some(init), model) if first => {
+            drop(model);
+            (init.export_run(&args.out)?, None)
         }
         _ => (None, None),
     };
@@ -748,8 +741,13 @@ fn descend(
         mib(report.peak_process_bytes),
         args.out.display(),
     );
+    let known = recording::Known {
+        parameters: Some(parameters as u64),
+        budget: args.memory,
+        ranks: company.as_ref().map(|company| (company.ranks(), company.sent_per_step())),
+    };
     text.extend(company.map(|company| company.text(config)));
-    Ok(Summary { json, text, ledger: Some(report) })
+    Ok(Summary { json, text, ledger: Some((report, known)) })
 }
 
 /// How training ended.

@@ -296,6 +296,24 @@ impl Company {
         (each, each * parameters * others / self.place.size as u64)
     }
 
+    /// Each rank's terms as they were measured.
+    pub fn ranks(&self) -> Vec<plan::Rank> {
+        let of = |(rank, all): (usize, &Vec<Term>)| {
+            let mut terms = plan::Terms::default();
+            let own = all.iter().filter(|term| term.term != PROCESS);
+            own.for_each(|term| terms.add(&term.term, term.measured_bytes));
+            let total_bytes = terms.total().unwrap_or(u64::MAX);
+            plan::Rank { rank: rank as u64, terms, total_bytes }
+        };
+        self.memory.iter().enumerate().map(of).collect()
+    }
+
+    /// Bytes of gradients and parameters that this rank sent a step.
+    pub fn sent_per_step(&self) -> u64 {
+        let values = self.sent.iter().filter(|(kind, _)| *kind != Collective::Words);
+        values.map(|(_, sum)| sum.bytes).sum::<u64>() / self.steps.max(1)
+    }
+
     /// For `result.json`.
     pub fn json(&self, config: &TrainConfig) -> Value {
         let (each, formula) = self.formula(config);
@@ -335,10 +353,7 @@ impl Company {
         }
         out += "sent by rank 0 in its steps:\n";
         let steps = self.steps.max(1);
-        let mut bytes = 0;
         for (kind, sum) in self.sent.iter().filter(|(_, sum)| sum.calls > 0) {
-            let gradients_or_parameters = *kind != Collective::Words;
-            bytes += if gradients_or_parameters { sum.bytes } else { 0 };
             out += &format!(
                 "  {:<26}{:>14} bytes a step{:>10.2} ms, {:>3.0} % of it beside computation\n",
                 kind.name(),
@@ -350,7 +365,7 @@ impl Company {
         let (each, formula) = self.formula(config);
         out + &format!(
             "  {} bytes a step; the formula {each}Ψ·(N−1)/N says {}\n",
-            thousands(bytes / steps),
+            thousands(self.sent_per_step()),
             thousands(formula)
         )
     }

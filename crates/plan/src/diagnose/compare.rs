@@ -1,7 +1,7 @@
 //! Two measurements beside each other: which term changed, by how much, and whether it helped.
 
 use super::{Evidence, Quality, diagnose, ms, percent};
-use crate::{Error, both};
+use crate::{Balance, Error, both};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -31,10 +31,13 @@ pub struct Comparison {
     pub before: String,
     /// Where the second came from.
     pub after: String,
-    /// Bytes by term; the differences add up to that of the total.
-    pub terms: Vec<Change>,
+    /// How things stand after the change: bytes by term, what limits now, what to change next.
+    #[serde(flatten)]
+    pub balance: Balance,
+    /// Bytes by term before and after; the differences add up to that of the total.
+    pub bytes: Vec<Change>,
     /// All bytes.
-    pub total_bytes: Change,
+    pub all_bytes: Change,
     /// Milliseconds of a request or a step by part; they add up too.
     pub milliseconds: Vec<Change>,
     /// All of them.
@@ -50,7 +53,7 @@ pub struct Comparison {
     /// The term or part that changed most.
     pub changed_term: String,
     /// What limited before.
-    pub limiting_term: String,
+    pub limited_before: String,
     /// Whether what limited before has become less; none where it is not known.
     pub worked: Option<bool>,
     /// In sentences.
@@ -77,12 +80,22 @@ pub fn compare_knowing(
     after: &Evidence,
     quality: Option<Quality>,
 ) -> Result<Comparison, Error> {
-    let (terms, total_bytes) = bytes(before, after)?;
+    let kind = |trains: bool| if trains { "a training" } else { "a server or a generation" };
+    if before.trains() != after.trains() {
+        return Err(Error::Unanswerable(format!(
+            "{} is {}, {} is {}; give two of a kind",
+            before.source,
+            kind(before.trains()),
+            after.source,
+            kind(after.trains())
+        )));
+    }
+    let (bytes, all_bytes) = bytes_of_both(before, after)?;
     let milliseconds = times(before, after);
     let sum = |of: fn(&Change) -> f64| milliseconds.iter().map(of).sum::<f64>();
     let total_ms = (!milliseconds.is_empty())
         .then(|| Change::new("total", sum(|c| c.before), sum(|c| c.after)));
-    if terms.is_empty() && total_ms.is_none() {
+    if bytes.is_empty() && total_ms.is_none() {
         return Err(Error::Unanswerable(format!(
             "{} and {}: nothing is known of both; give two of a kind",
             before.source, after.source
@@ -100,14 +113,16 @@ pub fn compare_knowing(
     let pair = |name, of: &dyn Fn(&Evidence) -> Option<f64>| {
         of(before).zip(of(after)).map(|(b, a)| Change::new(name, b, a))
     };
-    let limiting = diagnose(before)?.limiting_term;
-    let parts = if milliseconds.is_empty() { &terms } else { &milliseconds };
+    let limiting = diagnose(before)?.balance.limiting_term;
+    // Where nothing limits yet, there are bytes all the same.
+    let balance = diagnose(after).map(|found| found.balance).or_else(|_| after.balance())?;
+    let parts = if milliseconds.is_empty() { &bytes } else { &milliseconds };
     let largest = |a: &&Change, b: &&Change| a.difference.abs().total_cmp(&b.difference.abs());
     let changed = parts.iter().max_by(largest).filter(|c| c.difference != 0.0);
     let changed_term = changed.map_or("nothing".to_owned(), |c| c.name.clone());
-    let was = part_of(&limiting, &terms, &milliseconds);
+    let was = part_of(&limiting, &bytes, &milliseconds);
     let worked = was.map(|c| c.after < LESS * c.before);
-    let mut verdict = verdict(&limiting, was, &terms, &milliseconds);
+    let mut verdict = verdict(&limiting, was, &bytes, &milliseconds);
     quality.iter().for_each(|q| verdict += &format!(". Quality: {}", q.cost()));
     let perplexity =
         quality.as_ref().map(|q| Change::new("perplexity", q.perplexity, q.perplexity_instead));
@@ -119,18 +134,19 @@ pub fn compare_knowing(
         tokens_per_second: pair("tokens/s", &speed),
         valid_loss: pair("validation loss", &loss),
         changed_term,
-        limiting_term: limiting,
+        limited_before: limiting,
         worked,
         verdict,
-        terms,
-        total_bytes,
+        balance,
+        bytes,
+        all_bytes,
         milliseconds,
         total_ms,
     })
 }
 
 /// Bytes by term, what no term explains among them.
-fn bytes(before: &Evidence, after: &Evidence) -> Result<(Vec<Change>, Change), Error> {
+fn bytes_of_both(before: &Evidence, after: &Evidence) -> Result<(Vec<Change>, Change), Error> {
     let mut names: Vec<&str> = Vec::new();
     for term in before.terms.0.iter().chain(&after.terms.0) {
         if !names.contains(&term.name.as_str()) {
@@ -232,8 +248,8 @@ impl Comparison {
             let sign = if c.difference < 0.0 { "-" } else { "+" };
             format!("{sign}{}", both(c.difference.abs() as u64))
         };
-        if !self.terms.is_empty() {
-            for c in self.terms.iter().chain([&self.total_bytes]) {
+        if !self.bytes.is_empty() {
+            for c in self.bytes.iter().chain([&self.all_bytes]) {
                 let (before, after) = (bytes_of(c.before), bytes_of(c.after));
                 let _ = writeln!(out, "{:<17}{before:>13}{after:>13}{:>35}", c.name, signed(c));
             }
@@ -257,5 +273,6 @@ impl Comparison {
 
 /// Bytes of either sign in few columns.
 fn bytes_of(bytes: f64) -> String {
-    format!("{:.1} MiB", bytes / 1_048_576.0)
+    let sign = if bytes < 0.0 { "-" } else { "" };
+    format!("{sign}{}", crate::binary(bytes.abs() as u64))
 }

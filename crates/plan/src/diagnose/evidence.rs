@@ -1,8 +1,9 @@
 //! What was measured, in one shape, from whatever holds it.
 
 use super::prometheus;
-use crate::{Error, Terms};
+use crate::{Balance, Error, Lever, Rank, Terms};
 use models::ModelConfig;
+use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
@@ -75,8 +76,16 @@ pub struct Evidence {
     pub pages: Option<(u64, u64)>,
     /// The network's numbers.
     pub config: Option<ModelConfig>,
-    /// Levers that a plan has worked out: (change, bytes saved, costs).
-    pub planned: Vec<(String, u64, String)>,
+    /// Levers that a plan has worked out.
+    pub planned: Vec<Lever>,
+    /// The model's parameters.
+    pub parameters: Option<u64>,
+    /// What may be taken, and whether it fits.
+    pub budget: (Option<u64>, Option<bool>),
+    /// Each rank's terms.
+    pub rank_terms: Vec<Rank>,
+    /// Bytes that each rank sends an optimizer step.
+    pub sent_per_step: Option<u64>,
 }
 
 impl Evidence {
@@ -100,7 +109,7 @@ impl Evidence {
         let content = |reason: String| Error::Content { path: name.into(), reason };
         if text.trim_start().starts_with('{') {
             return match serde_json::from_str::<Value>(text) {
-                Ok(value) => ledger(name, &value),
+                Ok(value) => Evidence::of_ledger(name, &value),
                 Err(_) => metrics(text)
                     .map(|training| Evidence {
                         source: name.to_owned(),
@@ -117,6 +126,65 @@ impl Evidence {
             .iter()
             .for_each(|(term, bytes)| evidence.terms.add(term, *bytes));
         Ok(evidence)
+    }
+
+    /// A ledger that was measured, or a plan.
+    ///
+    /// # Errors
+    /// What does not hold and what was expected.
+    pub fn of_ledger(name: &str, value: &Value) -> Result<Evidence, Error> {
+        let rows = ["rows", "terms"].iter().find_map(|key| value.get(key)?.as_array());
+        let mut evidence = Evidence { source: name.to_owned(), ..Evidence::default() };
+        let number = |key: &str| value.get(key).and_then(Value::as_u64);
+        let accounts = value.get("accounts").and_then(Value::as_object);
+        for row in rows.into_iter().flatten() {
+            let term = row.get("term").or_else(|| row.get("name")).and_then(Value::as_str);
+            let bytes = ["measured_bytes", "bytes"].iter().find_map(|key| row.get(key)?.as_u64());
+            match (term, bytes) {
+                (Some(term), Some(bytes)) => evidence.terms.add(term, bytes),
+                _ => return Err(no_ledger(name, "a row without its name and its bytes")),
+            }
+        }
+        for (name, bytes) in accounts.into_iter().flatten() {
+            evidence.terms.add(name, bytes.as_u64().unwrap_or(0));
+        }
+        if evidence.terms.0.is_empty() {
+            return Err(no_ledger(name, "no rows and no terms"));
+        }
+        evidence.peak_bytes = number("peak_process_bytes").or_else(|| number("process_bytes"));
+        let kv = value.get("kv");
+        let page = |key: &str| kv.and_then(|kv| kv.get(key)?.as_u64());
+        evidence.pages = page("pages_held").zip(page("pages"));
+        evidence.planned = planned(value);
+        evidence.training = training_of_plan(value);
+        evidence.parameters = number("parameters");
+        evidence.budget = (number("budget_bytes"), value.get("fits").and_then(Value::as_bool));
+        evidence.sent_per_step = number("communication_bytes_per_step");
+        let ranks = value.get("ranks").filter(|ranks| ranks.is_array());
+        evidence.rank_terms =
+            ranks.and_then(|v| Deserialize::deserialize(v).ok()).unwrap_or_default();
+        Ok(evidence)
+    }
+
+    /// Whether it is of a training.
+    pub(super) fn trains(&self) -> bool {
+        let states = self.terms.of("gradients") + self.terms.of("optimizer");
+        self.serving.is_none() && (self.training.is_some() || states > 0)
+    }
+
+    /// What it says of bytes by the keys that stay; levers are found by who looks for them.
+    ///
+    /// # Errors
+    /// When the sum does not fit into 64 bits.
+    pub(super) fn balance(&self) -> Result<Balance, Error> {
+        let balance = Balance::new(self.terms.clone(), self.budget.0)?;
+        Ok(Balance {
+            parameters: self.parameters,
+            fits: self.budget.1.or(balance.fits),
+            ranks: self.rank_terms.clone(),
+            communication_bytes_per_step: self.sent_per_step,
+            ..balance
+        })
     }
 
     /// Bytes of weights, master weights, gradients and moments.
@@ -149,7 +217,7 @@ fn run(name: &str, path: &Path) -> Result<Evidence, Error> {
             "no ledger.json in it; it is written when a run ends, and metrics.jsonl before";
         return Err(Error::Content { path: path.to_owned(), reason: reason.to_owned() });
     }
-    let mut evidence = ledger(name, &json("ledger.json")?)?;
+    let mut evidence = Evidence::of_ledger(name, &json("ledger.json")?)?;
     let result = json("result.json")?;
     let number = |key: &str| result.get(key).and_then(Value::as_f64);
     let steps = number("steps").filter(|&n| n > 0.0);
@@ -168,39 +236,6 @@ fn run(name: &str, path: &Path) -> Result<Evidence, Error> {
     Ok(evidence)
 }
 
-/// A ledger that was measured, or a plan.
-fn ledger(name: &str, value: &Value) -> Result<Evidence, Error> {
-    let rows = ["rows", "terms"].iter().find_map(|key| value.get(key)?.as_array());
-    let mut evidence = Evidence { source: name.to_owned(), ..Evidence::default() };
-    let number = |key: &str| value.get(key).and_then(Value::as_u64);
-    let accounts = value.get("accounts").and_then(Value::as_object);
-    for row in rows.into_iter().flatten() {
-        let name = row.get("term").or_else(|| row.get("name")).and_then(Value::as_str);
-        let bytes = ["measured_bytes", "bytes"].iter().find_map(|key| row.get(key)?.as_u64());
-        match (name, bytes) {
-            (Some(name), Some(bytes)) => evidence.terms.add(name, bytes),
-            _ => return Err(no_ledger(name_of(&evidence), "a row without its name and its bytes")),
-        }
-    }
-    for (name, bytes) in accounts.into_iter().flatten() {
-        evidence.terms.add(name, bytes.as_u64().unwrap_or(0));
-    }
-    if evidence.terms.0.is_empty() {
-        return Err(no_ledger(name, "no rows and no terms"));
-    }
-    evidence.peak_bytes = number("peak_process_bytes").or_else(|| number("process_bytes"));
-    let kv = value.get("kv");
-    let page = |key: &str| kv.and_then(|kv| kv.get(key)?.as_u64());
-    evidence.pages = page("pages_held").zip(page("pages"));
-    evidence.planned = planned(value);
-    evidence.training = training_of_plan(value);
-    Ok(evidence)
-}
-
-fn name_of(evidence: &Evidence) -> &str {
-    &evidence.source
-}
-
 fn no_ledger(name: &str, found: &str) -> Error {
     Error::Content {
         path: name.into(),
@@ -211,13 +246,9 @@ fn no_ledger(name: &str, found: &str) -> Error {
     }
 }
 
-fn planned(value: &Value) -> Vec<(String, u64, String)> {
+fn planned(value: &Value) -> Vec<Lever> {
     let levers = value.get("levers").and_then(Value::as_array);
-    let lever = |v: &Value| {
-        let text = |key: &str| v.get(key).and_then(Value::as_str).map(str::to_owned);
-        Some((text("change")?, v.get("saves_bytes")?.as_u64()?, text("costs")?))
-    };
-    levers.into_iter().flatten().filter_map(lever).collect()
+    levers.into_iter().flatten().filter_map(|v| Deserialize::deserialize(v).ok()).collect()
 }
 
 /// The times of a training that was planned.

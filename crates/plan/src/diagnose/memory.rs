@@ -17,13 +17,19 @@ fn groups(evidence: &Evidence) -> Vec<(&'static str, u64)> {
         ("workspace", of("workspace")),
         ("communication", of("communication")),
         ("data loading", of("data")),
+        (RUNTIME, of(RUNTIME)),
     ]
 }
 
+/// What the program takes beside any model.
+const RUNTIME: &str = "runtime";
+/// Why nothing of a model changes that.
+const PROGRAM: &str = "the program itself takes most of the memory: its code, stacks and heap, before any \
+                       model; the model is too small to matter";
+
 /// A ledger without times.
 pub(super) fn ledger(evidence: &Evidence) -> Result<Found, Error> {
-    let trains = evidence.terms.of("gradients") + evidence.terms.of("optimizer") > 0;
-    if trains { training(evidence) } else { serving(evidence) }
+    if evidence.trains() { training(evidence) } else { serving(evidence) }
 }
 
 /// What takes most of a training's memory.
@@ -95,6 +101,11 @@ pub(super) fn training(evidence: &Evidence) -> Result<Found, Error> {
             let why = "layers are computed again, logits are not".to_owned();
             found.refuse("--recompute", why);
         }
+        RUNTIME => {
+            found.verdict = PROGRAM.to_owned();
+            let why = format!("all states are {states_share:.0} %");
+            found.refuse("more ZeRO, --recompute, a smaller micro-batch", why);
+        }
         _ => {
             found.verdict = format!("{limiting} takes most of the memory");
         }
@@ -116,9 +127,11 @@ fn planned(found: &mut Found, evidence: &Evidence) {
         "optimizer state" => change.contains("--zero") || change.contains("--lora"),
         _ => true,
     };
-    let own: Vec<_> = evidence.planned.iter().filter(|(change, _, _)| helps(change)).collect();
-    for (change, bytes, costs) in own {
-        found.smaller(change, *bytes, costs, "the plan with it");
+    // Those of a plan: what a diagnosis has written itself is found again by its rules.
+    let own = evidence.planned.iter().filter(|l| l.total_bytes.is_some() && helps(&l.change));
+    let own: Vec<_> = own.collect();
+    for lever in own {
+        found.smaller(&lever.change, lever.saves_bytes.unwrap_or(0), &lever.costs, &lever.recheck);
     }
 }
 
@@ -166,6 +179,7 @@ fn serving(evidence: &Evidence) -> Result<Found, Error> {
     let (weights, kv, work) = (of("weights"), of("K/V cache"), of("workspace"));
     let share = |bytes: u64| percent(bytes as f64, total as f64);
     let limiting = match () {
+        () if of(RUNTIME) > weights.max(kv).max(work) => RUNTIME,
         () if kv >= weights && kv >= work => "K/V pool",
         () if weights >= work => "weights",
         () => "workspace",
@@ -197,6 +211,11 @@ fn serving(evidence: &Evidence) -> Result<Found, Error> {
             );
             found.refuse(FEWER_BITS, format!("weights are {:.0} %", share(weights)));
             found.refuse(FEWER_KV_BITS, KV_QUALITY.to_owned());
+        }
+        RUNTIME => {
+            found.verdict = PROGRAM.to_owned();
+            found.refuse("half --kv-tokens", format!("K/V is {:.0} %", share(kv)));
+            found.refuse(FEWER_BITS, format!("weights are {:.0} %", share(weights)));
         }
         "weights" => {
             found.verdict =

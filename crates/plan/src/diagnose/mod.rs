@@ -16,28 +16,10 @@ pub use compare::{Change, Comparison, compare, compare_knowing};
 pub use evidence::{Evidence, Serving, Training};
 pub use page::{comparison_page, diagnosis_page};
 
-use crate::term::Terms;
+use crate::{Balance, Lever};
 use serde::Serialize;
+use serde_json::Value;
 use std::fmt::Write;
-
-/// Something to change.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Advice {
-    /// What, as it is typed where there is a flag.
-    pub change: String,
-    /// The resource that it relieves.
-    pub resource: String,
-    /// Seconds a request or a step that it is predicted to save, at most.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gain_seconds: Option<f64>,
-    /// Bytes that it is predicted to save.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gain_bytes: Option<u64>,
-    /// What it costs.
-    pub costs: String,
-    /// What to look at again.
-    pub recheck: String,
-}
 
 /// Something that would not help.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -53,20 +35,13 @@ pub struct Refusal {
 pub struct Diagnosis {
     /// Where the evidence came from.
     pub source: String,
-    /// The limiting resource.
-    pub limiting_term: String,
+    /// Bytes by term where they are known, the resource that limits, what to change.
+    #[serde(flatten)]
+    pub balance: Balance,
     /// In a sentence.
     pub verdict: String,
     /// The figures that say so.
     pub evidence: Vec<String>,
-    /// Bytes by term, where they are known.
-    pub terms: Terms,
-    /// Their sum.
-    pub total_bytes: u64,
-    /// Whether it fits; a diagnosis has no budget.
-    pub fits: Option<bool>,
-    /// What to change, the largest predicted gain first.
-    pub levers: Vec<Advice>,
     /// What not to change.
     pub refused: Vec<Refusal>,
 }
@@ -98,22 +73,37 @@ pub fn diagnose_knowing(
     if let Some(quality) = quality {
         fewer_bits(&mut found, evidence, quality);
     }
-    let gain = |advice: &Advice| match (advice.gain_seconds, advice.gain_bytes) {
-        (Some(seconds), _) => seconds,
-        (None, bytes) => bytes.unwrap_or(0) as f64,
+    let mut balance = evidence.balance()?;
+    balance.limiting_term = found.limiting.to_owned();
+    balance.set_levers(found.levers);
+    let (verdict, figures) = (found.verdict, found.evidence);
+    let (source, refused) = (evidence.source.clone(), found.refused);
+    Ok(Diagnosis { source, balance, verdict, evidence: figures, refused })
+}
+
+/// Completes what a process tells of its bytes: every key of [`Balance`] that is not there yet, levers by
+/// the same rules as a diagnosis of it.
+///
+/// # Errors
+/// A ledger that is none.
+pub fn complete(ledger: &mut Value, parameters: Option<u64>) -> Result<(), crate::Error> {
+    let evidence = Evidence::of_ledger("the ledger", ledger)?;
+    let mut balance = evidence.balance()?;
+    balance.parameters = balance.parameters.or(parameters);
+    balance.levers = match memory::ledger(&evidence) {
+        Ok(found) => {
+            balance.set_levers(found.levers);
+            balance.levers
+        }
+        Err(_) => Vec::new(),
     };
-    found.levers.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
-    Ok(Diagnosis {
-        source: evidence.source.clone(),
-        limiting_term: found.limiting.to_owned(),
-        verdict: found.verdict,
-        evidence: found.evidence,
-        terms: evidence.terms.clone(),
-        total_bytes: evidence.terms.total()?,
-        fits: None,
-        levers: found.levers,
-        refused: found.refused,
-    })
+    let Ok(Value::Object(keys)) = serde_json::to_value(&balance) else { return Ok(()) };
+    if let Some(ledger) = ledger.as_object_mut() {
+        for (key, value) in keys {
+            ledger.entry(key).or_insert(value);
+        }
+    }
+    Ok(())
 }
 
 /// What is kept in fewer bits.
@@ -213,7 +203,7 @@ struct Found {
     limiting: &'static str,
     verdict: String,
     evidence: Vec<String>,
-    levers: Vec<Advice>,
+    levers: Vec<Lever>,
     refused: Vec<Refusal>,
 }
 
@@ -228,26 +218,27 @@ impl Found {
 
     /// A lever on time.
     fn quicker(&mut self, change: &str, seconds: f64, costs: &str, recheck: &str) {
-        self.levers.push(Advice {
-            change: change.to_owned(),
-            resource: self.limiting.to_owned(),
-            gain_seconds: Some(seconds),
-            gain_bytes: None,
-            costs: costs.to_owned(),
-            recheck: recheck.to_owned(),
-        });
+        self.lever(change, (Some(seconds), None), costs, recheck);
     }
 
     /// A lever on memory; not kept where nothing would be saved.
     fn smaller(&mut self, change: &str, bytes: u64, costs: &str, recheck: &str) {
-        if bytes == 0 {
-            return;
-        }
-        self.levers.push(Advice {
+        self.lever(change, (None, Some(bytes)), costs, recheck);
+    }
+
+    fn lever(
+        &mut self,
+        change: &str,
+        (saves_seconds, saves_bytes): (Option<f64>, Option<u64>),
+        costs: &str,
+        recheck: &str,
+    ) {
+        self.levers.push(Lever {
             change: change.to_owned(),
-            resource: self.limiting.to_owned(),
-            gain_seconds: None,
-            gain_bytes: Some(bytes),
+            term: self.limiting.to_owned(),
+            saves_bytes,
+            total_bytes: None,
+            saves_seconds,
             costs: costs.to_owned(),
             recheck: recheck.to_owned(),
         });
@@ -275,24 +266,22 @@ fn ms(seconds: f64) -> String {
 impl Diagnosis {
     /// The diagnosis for a terminal.
     pub fn text(&self) -> String {
-        let mut out = format!("limiting: {}\n", self.limiting_term);
+        let balance = &self.balance;
+        let mut out = format!("limiting: {}\n", balance.limiting_term);
         out += &crate::wrapped("", &self.verdict);
         out.push('\n');
         self.evidence.iter().for_each(|line| out += &crate::wrapped("  ", line));
-        if self.total_bytes > 0 {
+        if balance.total_bytes > 0 {
             out.push('\n');
-            out += &crate::bars(&self.terms, self.total_bytes);
+            out += &crate::bars(&balance.terms, balance.total_bytes);
         }
-        if !self.levers.is_empty() {
+        if !balance.levers.is_empty() {
             out += "\nwhat to change, the largest predicted gain first:\n";
         }
-        for lever in &self.levers {
-            let gain = match (lever.gain_seconds, lever.gain_bytes) {
-                (Some(seconds), _) => format!("at most {} less", ms(seconds)),
-                (None, bytes) => format!("{} less", crate::both(bytes.unwrap_or(0))),
-            };
+        for lever in &balance.levers {
+            let gain = format!("gain: {} less; costs: {}", lever.gain(), lever.costs);
             out += &crate::wrapped("  ", &lever.change);
-            out += &crate::wrapped("      ", &format!("gain: {gain}; costs: {}", lever.costs));
+            out += &crate::wrapped("      ", &gain);
             out += &crate::wrapped("      ", &format!("recheck: {}", lever.recheck));
         }
         if !self.refused.is_empty() {

@@ -1,6 +1,8 @@
-//! A diagnosis, or two measurements beside each other, as one self-contained page without a script.
+//! A diagnosis, or two measurements beside each other, as one self-contained page; a
+//! diagnosis has sliders where bytes are known.
 
 use super::{Change, Comparison, Diagnosis, Evidence, ms};
+use crate::Sheet;
 use crate::both;
 use crate::sheet::STYLE;
 use crate::term::Terms;
@@ -9,22 +11,30 @@ use page::{Frame, Stack, stacks};
 
 /// The page of a diagnosis and of what it was made from.
 pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
+    let sheet = Sheet::measured(&found.balance);
     let times = parts_of_time(evidence);
     let body = html! {
         header {
-            h1 { "Limiting: " (found.limiting_term) }
+            h1 { "Limiting: " (found.balance.limiting_term) }
             p.facts { (found.source) }
         }
         main {
             section { p { (capital(&found.verdict)) "." } ul { @for line in &found.evidence { li { (line) } } } }
             @if !times.is_empty() {
-                section { h2 { "Where the time goes" } (stacks(&[stack("", &times, ms)])) }
+                section {
+                    h2 { "Where the time goes" }
+                    (stacks(&[stack("", &times, ms)]))
+                    (shares(&times, ms))
+                }
             }
-            @if found.total_bytes > 0 {
+            @if found.balance.total_bytes > 0 {
                 section {
                     h2 { "Where the bytes are" }
-                    (stacks(&[stack("", &of_terms(&found.terms), |b| both(b as u64))]))
-                    (terms(&found.terms, found.total_bytes))
+                    noscript {
+                        (stacks(&[stack("", &of_terms(&found.balance.terms), |b| both(b as u64))]))
+                        (shares(&of_terms(&found.balance.terms), |b| both(b as u64)))
+                    }
+                    (sheet.live())
                 }
             }
             (levers(found))
@@ -32,8 +42,11 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
         }
         (footer())
     };
-    let title = format!("Limiting: {}", found.limiting_term);
-    Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body)
+    let title = format!("Limiting: {}", found.balance.limiting_term);
+    match found.balance.total_bytes {
+        0 => Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body),
+        _ => sheet.framed(&title, &body),
+    }
 }
 
 /// The page of two measurements.
@@ -57,18 +70,23 @@ pub fn comparison_page(found: &Comparison) -> String {
                 section {
                     h2 { "Time" }
                     (bars(&found.milliseconds, |t| ms(t / 1e3)))
-                    (changes(found.milliseconds.iter().chain([total]), |t| ms(t / 1e3)))
+                    (changes(found.milliseconds.iter().chain([total]), |t| ms(t / 1e3 + 0.0)))
                 }
             }
-            @if !found.terms.is_empty() {
+            @if !found.bytes.is_empty() {
                 section {
                     h2 { "Bytes" }
-                    (bars(&found.terms, |b| both(b.max(0.0) as u64)))
-                    (changes(found.terms.iter().chain([&found.total_bytes]), signed))
+                    (bars(&found.bytes, |b| both(b.max(0.0) as u64)))
+                    (changes(found.bytes.iter().chain([&found.all_bytes]), signed))
                 }
             }
-            @let other = found.tokens_per_second.iter().chain(&found.valid_loss).chain(&found.perplexity);
-            section { h2 { "Throughput and quality" } (changes(other, |x| format!("{x:.3}"))) }
+            @let quality: Vec<&Change> = found.valid_loss.iter().chain(&found.perplexity).collect();
+            @if let Some(speed) = &found.tokens_per_second {
+                section { h2 { "Throughput" } (changes([speed].into_iter(), |x| format!("{x:.1}"))) }
+            }
+            @if !quality.is_empty() {
+                section { h2 { "Quality" } (changes(quality.into_iter(), |x| format!("{x:.4}"))) }
+            }
         }
         (footer())
     };
@@ -90,7 +108,10 @@ fn signed(bytes: f64) -> String {
 
 /// (part, seconds) of a request, or of a step.
 fn parts_of_time(evidence: &Evidence) -> Vec<(String, f64)> {
-    let named = |parts: &[(&str, f64)]| parts.iter().map(|(n, s)| ((*n).to_owned(), *s)).collect();
+    let named = |parts: &[(&str, f64)]| {
+        let some = parts.iter().filter(|(_, seconds)| *seconds > 0.0);
+        some.map(|(name, seconds)| ((*name).to_owned(), *seconds)).collect()
+    };
     match (&evidence.serving, &evidence.training) {
         (Some(s), _) => {
             named(&[("queue", s.queue_s), ("prefill", s.prefill_s), ("decode", s.decode_s)])
@@ -112,31 +133,29 @@ fn stack(name: &str, parts: &[(String, f64)], words: impl Fn(f64) -> String) -> 
     Stack { name: name.to_owned(), parts: parts.iter().map(part).collect() }
 }
 
-fn terms(terms: &Terms, total: u64) -> Markup {
+/// Parts in words, and as shares of their sum.
+fn shares(parts: &[(String, f64)], words: impl Fn(f64) -> String) -> Markup {
+    let total: f64 = parts.iter().map(|(_, value)| value).sum();
     html! {
-        table { tbody { @for term in &terms.0 {
+        div.scroll { table { tbody { @for (name, value) in parts {
             tr {
-                td { (term.name) }
-                td { (both(term.bytes)) }
-                td { (format!("{:.1} %", 100.0 * term.bytes as f64 / total.max(1) as f64)) }
+                td { (name) }
+                td { (words(*value)) }
+                td { (format!("{:.1} %", 100.0 * value / total.max(f64::MIN_POSITIVE))) }
             }
-        } } }
+        } } } }
     }
 }
 
 fn levers(found: &Diagnosis) -> Markup {
     html! {
-        @if !found.levers.is_empty() {
+        @if !found.balance.levers.is_empty() {
             section {
                 h2 { "What to change, the largest predicted gain first" }
-                @for lever in &found.levers {
+                @for lever in &found.balance.levers {
                     h3 { (lever.change) }
                     p {
-                        "Gain: "
-                        (match (lever.gain_seconds, lever.gain_bytes) {
-                            (Some(seconds), _) => format!("at most {} less", ms(seconds)),
-                            (None, bytes) => format!("{} less", both(bytes.unwrap_or(0))),
-                        })
+                        "Gain: " (lever.gain()) " less"
                         ". Costs: " (lever.costs) ". Recheck: " (lever.recheck) "."
                     }
                 }

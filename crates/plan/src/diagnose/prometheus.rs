@@ -50,6 +50,13 @@ fn sample(line: &str) -> Option<Sample<'_>> {
 /// What is wrong with the page and what was expected.
 pub(super) fn serving(text: &str) -> Result<Serving, String> {
     let samples = samples(text)?;
+    let known = |s: &&Sample<'_>| {
+        ["vllm:", "llamacpp:", "autoreg_"].iter().any(|begin| s.name.starts_with(begin))
+    };
+    let odd = |s: &&Sample<'_>| !s.value.is_finite() || s.value < 0.0;
+    if let Some(Sample { name, value, .. }) = samples.iter().filter(known).find(odd) {
+        return Err(format!("{name} is {value}, expected a number of at least 0"));
+    }
     let sum = |name: &str| -> Option<f64> {
         let mut of = samples.iter().filter(|s| s.name == name).map(|s| s.value).peekable();
         of.peek()?;
@@ -130,6 +137,11 @@ mod tests {
         assert!(error.contains("line 2") && error.contains("<html>"), "{error}");
         assert!(serving("go_threads 7").unwrap_err().contains("go_threads"));
         assert!(serving("").unwrap_err().contains("found nothing"));
+        for odd in ["NaN", "+Inf", "-3"] {
+            let page = format!("other NaN\nvllm:num_requests_running {odd}\n");
+            let error = serving(&page).unwrap_err();
+            assert!(error.contains("vllm:num_requests_running is"), "{error}");
+        }
     }
 
     #[test]
