@@ -274,8 +274,6 @@ fn the_document_says_what_is_checked() {
     }
 }
 
-/// One after the other and all at once, with a cache too small for all: the same answers.
-
 /// A user message, and fields beside it.
 fn asked(more: Value) -> Value {
     let mut body = json!({ "messages": said("hi"), "max_tokens": 4 });

@@ -168,9 +168,9 @@ pub fn matmul(
     let product = Product { a, b: b.data, columns, init, n, c: &c, c_stride, c_from };
     match columns {
         Columns::Rows { stride } if stride > FAR && m >= SHARED_ROWS => {
-            product.from_shared_blocks(team, stride);
+            product.by_shared_blocks(team, stride);
         }
-        _ => product.from_b(team),
+        _ => product.by_tasks(team),
     }
 }
 
@@ -188,7 +188,7 @@ struct Product<'a> {
 
 impl Product<'_> {
     /// Each task reads B where it stands.
-    fn from_b(&self, team: &Team) {
+    fn by_tasks(&self, team: &Team) {
         let (m, k) = (self.a.rows, self.a.cols);
         let panels = self.n.div_ceil(PANEL);
         let row_task = row_task(m, team.threads());
@@ -227,7 +227,7 @@ impl Product<'_> {
     }
 
     /// The workers copy a block of B together, whose rows stand far apart, then all read it.
-    fn from_shared_blocks(&self, team: &Team, stride: usize) {
+    fn by_shared_blocks(&self, team: &Team, stride: usize) {
         let (m, k) = (self.a.rows, self.a.cols);
         let panels = self.n.div_ceil(PANEL);
         let together = panels.div_ceil(panels.div_ceil(SHARED_PANELS));

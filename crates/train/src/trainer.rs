@@ -137,7 +137,7 @@ impl Trainer {
         plan.extend(Runner::plan_training(
             &config.model,
             &workload,
-            Training { recompute: shape.recompute, half, ..Training::default() },
+            Training { recompute: shape.recompute, half },
         )?);
         Ok(plan)
     }
