@@ -114,7 +114,7 @@ pub struct BatchingArgs {
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub max_sequences: u16,
     /// Tokens of a step, at most: fewer make prompts slower and others' tokens smoother
-    #[arg(long, value_name = "N", default_value_t = 256,
+    #[arg(long, value_name = "N", default_value_t = 128,
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     pub step_tokens: u16,
     /// How keys and values are kept

@@ -38,7 +38,7 @@ impl Default for ServeAsk {
             requests: 1,
             weights: NumberKind::Bf16,
             kv: NumberKind::Bf16,
-            step_tokens: 256,
+            step_tokens: 128,
             threads: 1,
             page_tokens: 16,
             drafts: 0,

@@ -97,7 +97,7 @@ pub struct FleetArgs {
           value_parser = clap::value_parser!(u16).range(1..))]
     max_sequences: u16,
     /// Tokens of a step, at most
-    #[arg(long, value_name = "N", default_value_t = 256,
+    #[arg(long, value_name = "N", default_value_t = 128,
           value_parser = clap::value_parser!(u16).range(1..))]
     step_tokens: u16,
     /// How weights are stored, for the roofline [default: bf16; of a file, as it has them]

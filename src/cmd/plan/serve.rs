@@ -47,7 +47,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KIND", value_parser = kind)]
     kv: Option<NumberKind>,
     /// Tokens of a step, at most
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 128)]
     step_tokens: u64,
     /// Workers [default: the processors this process may use]
     #[arg(long, value_name = "N")]
