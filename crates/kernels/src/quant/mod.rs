@@ -5,9 +5,9 @@
 //! together, so that one instruction takes a step of four columns for sixteen outputs. Rows of x
 //! are rounded to 12 bits, a scale for 32 values.
 //!
-//! The numerics: the dot of a block is an exact integer; blocks are added in ascending order, each
-//! as one product and one sum in f32, rounded separately, so that every instruction set and any batch
-//! give the same bits. y differs from that of f32 activations by their rounding alone:
+//! The numerics: the dot of a block is an exact integer; blocks are added in ascending order, each by
+//! one fused multiply-add in f32, so that every instruction set and any batch give the same bits. y
+//! differs from that of f32 activations by their rounding alone:
 //! |x - x̂| is at most 1/4064 of the largest |x| of the block.
 
 mod pack;
