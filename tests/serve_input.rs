@@ -174,8 +174,6 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_counts() {
     assert_eq!(full["usage"]["total_tokens"], 65);
 }
 
-/// What is there by term adds up to what the process has, on a model of a hundred KiB, before and
-/// after work, with most of the cache never touched.
 #[test]
 fn what_is_absent_has_a_known_meaning() {
     let server = llama(&["--draft-tokens", "2", "--kv", "f16"]);
@@ -273,8 +271,6 @@ fn the_document_says_what_is_checked() {
         }
     }
 }
-
-/// One after the other and all at once, with a cache too small for all: the same answers.
 
 /// A user message, and fields beside it.
 fn asked(more: Value) -> Value {
