@@ -122,6 +122,8 @@ fn o12_usage_in_streams() {
     assert_eq!(server.post(CHAT, &alone).status, 400);
 }
 
+/// What is there by term adds up to what the process has, on a model of a hundred KiB, before and
+/// after work, with most of the cache never touched.
 #[test]
 fn the_ledger_explains_the_process() {
     for more in [&[][..], &["--kv-tokens", "200000"], &["--draft-tokens", "4", "--threads", "2"]] {

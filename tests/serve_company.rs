@@ -102,6 +102,7 @@ fn a_server_told_to_end_finishes_what_it_began() {
     assert_eq!(server.ended(), Some(0));
 }
 
+/// One after the other and all at once, with a cache too small for all: the same answers.
 #[test]
 fn the_same_answer_in_any_company() {
     let server = llama(&[

@@ -174,8 +174,6 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_counts() {
     assert_eq!(full["usage"]["total_tokens"], 65);
 }
 
-/// What is there by term adds up to what the process has, on a model of a hundred KiB, before and
-/// after work, with most of the cache never touched.
 #[test]
 fn what_is_absent_has_a_known_meaning() {
     let server = llama(&["--draft-tokens", "2", "--kv", "f16"]);
@@ -376,4 +374,39 @@ fn a_character_of_many_tokens_is_streamed_whole() {
             assert!(texts.iter().all(|piece| !piece.contains('\u{fffd}')), "{texts:?}");
         }
     }
+}
+
+#[test]
+fn a_stream_that_ends_early_says_so_in_its_dialect() {
+    let server = llama(&[]);
+    // The only token that may come may not.
+    let never = json!({ "allowed_token_ids": [5], "logit_bias": { "5": -100 }, "stream": true });
+    for (path, more, named) in [
+        (CHAT, json!({ "messages": said("hi") }), None),
+        ("/v1/messages", json!({ "messages": said("hi"), "max_tokens": 4 }), Some("error")),
+        ("/v1/responses", json!({ "input": "hi" }), Some("error")),
+    ] {
+        let mut body = never.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 200, "{path}: the head has gone out");
+        let last = answer.body.split("\n\n").filter(|event| !event.is_empty()).last().unwrap();
+        let (event, data) = match last.strip_prefix("event: ") {
+            Some(rest) => {
+                rest.split_once("\ndata: ").map(|(name, data)| (Some(name), data)).unwrap()
+            }
+            None => (None, last.strip_prefix("data: ").unwrap()),
+        };
+        // The chat's pieces have no names.
+        assert_eq!(event, named, "{path}: {last}");
+        let told: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(told["type"], "error", "{told}");
+        let message =
+            if path == "/v1/responses" { &told["message"] } else { &told["error"]["message"] };
+        assert!(message.as_str().unwrap().contains("forbid"), "{told}");
+        if path == "/v1/responses" {
+            assert!(told["sequence_number"].as_u64().unwrap() >= 2, "{told}");
+        }
+    }
+    server.rest();
 }

@@ -87,6 +87,26 @@ fn what_begins_and_ends_a_text_comes_from_the_files() {
     assert!(!qwen.tokenizer.encode("<|user|>a").contains(&259));
 }
 
+#[test]
+fn weights_are_read_while_the_vocabulary_is() {
+    let path = fixture("llama");
+    let (checkpoint, model) = Checkpoint::open_while(&path, |weights| weights.load(1)).unwrap();
+    let plain = Checkpoint::open(&path).unwrap();
+    let bits = |model: &Model| -> Vec<u32> {
+        model.weights().flat().iter().map(|x| x.to_bits()).collect()
+    };
+    assert_eq!(bits(&model.unwrap()), bits(&plain.load(2).unwrap()));
+    assert_eq!(checkpoint.tokenizer.sha256(), plain.tokenizer.sha256());
+    // A vocabulary that is none is told whatever was done meanwhile.
+    let broken = changed("llama", &[], &[]);
+    std::fs::write(broken.path().join("tokenizer.json"), "{}").unwrap();
+    let error = Checkpoint::open_while(broken.path(), |_| ()).err().unwrap();
+    assert!(matches!(&error, Error::Tokenizer { .. }), "{error}");
+    std::fs::remove_file(broken.path().join("tokenizer.json")).unwrap();
+    let error = Checkpoint::open_while(broken.path(), |_| panic!("no weight is read")).err();
+    assert!(matches!(error, Some(Error::NoFile { .. })));
+}
+
 /// A copy of a fixture with some keys of `config.json` changed and some tensors left out.
 fn changed(name: &str, keys: &[(&str, Value)], without: &[&str]) -> tempfile::TempDir {
     let (from, to) = (fixture(name), tempfile::tempdir().unwrap());
