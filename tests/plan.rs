@@ -249,7 +249,7 @@ fn ranks_are_counted_by_the_lists_that_they_allocate() {
     assert_eq!(own["counted_by"], "the trainer's lists");
     let formula = json(&[&words[..], &["--by", "formula"]].concat());
     assert_eq!(formula["counted_by"], "formulas");
-    // What four threads of one process allocate together, by the run itself.
+    // What four threads of one process allocate together, as the run itself measured it.
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
     let (config, out) = (folder.path().join("small.toml"), out.to_str().unwrap());
@@ -262,6 +262,17 @@ fn ranks_are_counted_by_the_lists_that_they_allocate() {
     balanced(&ledger);
     assert_eq!(ledger["ranks"].as_array().unwrap().len(), 4);
     assert!(number(&ledger["communication_bytes_per_step"]) > 0.0);
+    let words = ["plan", "train", out, "--batch", "4", "--length", "23", "--precision", "f32"];
+    let plan = json(&[&words[..], &["--ranks", "4", "--zero", "2"]].concat());
+    let of_all = |found: &Value, name: &str| -> f64 {
+        let ranks = found["ranks"].as_array().unwrap().iter();
+        let terms = ranks.flat_map(|rank| rank["terms"].as_array().unwrap());
+        terms.filter(|term| term["name"] == name).map(|term| number(&term["bytes"])).sum()
+    };
+    for term in ["weights", "gradients", "optimizer", "communication", "activations"] {
+        let (predicted, measured) = (of_all(&plan, term), of_all(&ledger, term));
+        assert!((predicted / measured - 1.0).abs() < 0.03, "{term}: {predicted} {measured}");
+    }
     let refused = ["plan", "train", "email-transformer", "--by", "engine", "--optimizer", "muon"];
     autoreg(&[&refused[..], &["--ranks", "2", "--zero", "1"]].concat()).refused(2, &["Muon"]);
 }
@@ -454,6 +465,19 @@ fn steps_that_were_timed_here_drive_a_fleet() {
     assert!(steps.len() > 4 && steps.iter().all(|s| number(&s[1]) > 0.0), "{found}");
     assert!(number(&found["seen"]["busy_share"]) > 0.99, "clients leave no server idle");
     assert_eq!(found["replicas_needed"], Value::Null);
+}
+
+#[test]
+fn a_recurrent_network_is_timed_without_a_past() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, page) = (folder.path().join("run"), folder.path().join("page.html"));
+    let (run, page) = (run.to_str().unwrap(), page.to_str().unwrap());
+    let words = ["train", "--data", common::data(), "--model", "rnn", "--max-steps", "1"];
+    works(&[&words[..], &["--out", run, "--quiet"]].concat());
+    let words = ["plan", "fleet", run, "--calibrate", "--requests", "8", "--prompt-tokens", "8"];
+    let found = json(&[&words[..], &["--max-tokens", "4", "--html", page]].concat());
+    assert_eq!(found["steps"]["past_s"], 0.0);
+    assert!(number(&found["seen"]["whole"]["p50_ms"]) > 0.0 && number(&found["total_bytes"]) > 0.0);
 }
 
 #[test]

@@ -87,9 +87,8 @@ pub struct Known {
 /// A report with every key that ledgers, plans and diagnoses have.
 pub fn keyed(report: &Report, known: Known) -> Result<Value, CliError> {
     let mut value = serde_json::to_value(report).map_err(CliError::failed)?;
-    let free = || Some(ledger::available_bytes()?.saturating_add(ledger::resident_bytes()));
     let own = report.peak_process_bytes.saturating_sub(report.reclaimable_bytes);
-    if let Some(budget) = known.budget.or_else(free) {
+    if let Some(budget) = known.budget.or_else(ledger::budget_bytes) {
         value["budget_bytes"] = budget.into();
         value["fits"] = (own <= budget).into();
     }

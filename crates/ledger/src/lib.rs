@@ -16,6 +16,8 @@ pub use book::{Account, ByAccount, Charge, Snapshot, reset_peak, snapshot};
 pub use buffer::{Buffer, Error};
 pub use file::MappedFile;
 pub use plan::{Line, Plan, Report, ReportRow, Spec, TOLERANCE};
-pub use process::{anonymous_bytes, available_bytes, machine_bytes, peak_bytes, resident_bytes};
+pub use process::{
+    anonymous_bytes, available_bytes, budget_bytes, machine_bytes, peak_bytes, resident_bytes,
+};
 pub use resident::{Rest, mapped_bytes, resident_by_account, rest};
 pub use timeline::{Mark, Record, Recorder, Sample, StepSamples, sample_terms};

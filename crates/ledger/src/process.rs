@@ -27,10 +27,21 @@ pub fn machine_bytes() -> Option<u64> {
 /// available, or the limit of this process's control group where that is less. None where the
 /// system does not say.
 pub fn available_bytes() -> Option<u64> {
+    within_limits(field("/proc/meminfo", "MemAvailable:"))
+}
+
+/// What this process may hold in all: what it holds now and what the machine has available beside it,
+/// no more than its control group's limit. None where the system does not say.
+pub fn budget_bytes() -> Option<u64> {
+    let free = field("/proc/meminfo", "MemAvailable:");
+    within_limits(free.map(|free| free.saturating_add(resident_bytes())))
+}
+
+/// The least of that and of the limits of this process's control group.
+fn within_limits(bytes: Option<u64>) -> Option<u64> {
     let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let limit = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let machine = field("/proc/meminfo", "MemAvailable:");
-    machine.into_iter().chain(limits.into_iter().filter_map(limit)).min()
+    bytes.into_iter().chain(limits.into_iter().filter_map(limit)).min()
 }
 
 fn status(key: &str) -> u64 {
@@ -57,6 +68,7 @@ mod tests {
             return;
         };
         assert!(free > 1 << 20 && free <= all, "{free} of {all}");
+        assert!(budget_bytes().is_some_and(|budget| budget >= resident_bytes()));
         assert!(resident_bytes() > 0 && resident_bytes() <= peak_bytes());
     }
 }

@@ -120,10 +120,12 @@ const swatch = (cell, i) => {
 function draw() {
   const terms = termsOf(now);
   const total = terms.reduce((sum, [, bytes]) => sum + bytes, 0);
-  const whole = Math.max(total, sheet.budget ?? 0, 1);
+  // A budget far beyond the terms would leave nothing to see of them.
+  const budget = sheet.budget && sheet.budget <= 8 * total ? sheet.budget : 0;
+  const whole = Math.max(total, budget, 1);
   const svg = bar($('bars'), terms, whole, both);
-  if (sheet.budget) {
-    const at = (1000 * sheet.budget) / whole;
+  if (budget) {
+    const at = (1000 * budget) / whole;
     element(svg, 'line', { class: 'budget', x1: at, x2: at, y1: 0, y2: 72 });
   }
   const over = sheet.budget ? total - sheet.budget : 0;

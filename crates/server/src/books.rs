@@ -54,8 +54,7 @@ fn books(app: &App) -> Value {
     let (held, kept) = app.metrics.pages();
     let largest = rows.iter().max_by_key(|row| row["bytes"].as_u64());
     let reserved = plan.of(Account::KvCache);
-    // What it holds, and what is free beside; mapped files go where room is wanted.
-    let budget = ledger::available_bytes().map(|free| free.saturating_add(process));
+    let budget = ledger::budget_bytes();
     json!({
         "parameters": app.model.parameters,
         "budget_bytes": budget,

@@ -78,11 +78,11 @@ fn the_plan_is_what_is_charged() {
             // What comes out of a training is weights and nothing else.
             let model = trainer.into_model();
             let books = snapshot().current;
-            let kept = match precision {
-                Precision::F32 => plan.of(Account::Weights),
-                _ => 4 * values,
+            let (account, kept) = match precision {
+                Precision::F32 => (Account::Weights, plan.of(Account::Weights)),
+                _ => (Account::Master, 4 * values),
             };
-            assert_eq!(books[Account::Weights as usize], kept);
+            assert_eq!(books[account as usize], kept);
             assert_eq!(books.iter().sum::<u64>(), kept);
             drop(model);
         }

@@ -51,11 +51,13 @@ pub fn calibrate(args: &FleetArgs, asked: &Limits, kv: KvKind) -> Result<Measure
         ..*asked
     };
     let vocabulary = model.config().vocab_size();
+    // A state that is as large after any number of tokens has no past to look at.
+    let has_past = NetworkExecutor::shares(model.config());
     let executor =
         NetworkExecutor::new(Arc::from(model), &limits, &team).map_err(CliError::failed)?;
     let mut timer = Timer::new(executor, &limits, vocabulary);
     let rows: Vec<usize> = ROWS.into_iter().filter(|&n| n <= most).collect();
-    let mut seconds = vec![Vec::new(); rows.len() + 2];
+    let mut seconds = vec![Vec::new(); rows.len() + if has_past { 2 } else { 0 }];
     for run in 0..=RUNS {
         for (at, list) in seconds.iter_mut().enumerate() {
             let took = match rows.get(at) {
@@ -69,8 +71,10 @@ pub fn calibrate(args: &FleetArgs, asked: &Limits, kv: KvKind) -> Result<Measure
         }
     }
     let medians: Vec<f64> = seconds.into_iter().map(median).collect();
-    let (short, long) = (medians[rows.len()], medians[rows.len() + 1]);
-    let past_s = (long - short).max(0.0) / (FAR_SEQUENCES * (far - near).max(1)) as f64;
+    let past_s = match medians[rows.len()..] {
+        [short, long] => (long - short).max(0.0) / (FAR_SEQUENCES * (far - near).max(1)) as f64,
+        _ => 0.0,
+    };
     let by_rows: Vec<(u64, f64)> = (rows.iter().map(|&n| n as u64)).zip(medians).collect();
     let without = MeasuredSteps { by_rows, by_logits: Vec::new(), past_s };
     let by_logits = choices(timer, &opened.tokenizer, near, &without)?;

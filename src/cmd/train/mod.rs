@@ -395,6 +395,9 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     }
     let (text, mut told) = (json(&summary.json)?, summary.text);
     write(&args.out.join("result.json"), &text)?;
+    if args.ledger && summary.ledger.is_none() {
+        term::note("note: no ledger: a model of counts has no buffers that are planned");
+    }
     if let Some((report, known)) = summary.ledger {
         recording::write(&args.out, &format!("train {}", args.out.display()), &report, known)?;
         if args.ledger && !args.json {

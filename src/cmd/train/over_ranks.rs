@@ -5,7 +5,7 @@
 //! ends the others too.
 
 use crate::error::CliError;
-use crate::term::{self, mib, thousands};
+use crate::term::{self, thousands};
 use clap::Args;
 use kernels::Team;
 use ledger::{Account, Plan};
@@ -334,7 +334,7 @@ impl Company {
         let mut out = format!("{size} ranks, ZeRO stage {}; memory of rank 0:\n", stage.number());
         let mut row = |name: &str, predicted: u64, measured: u64| {
             let ratio = measured as f64 / predicted.max(1) as f64;
-            let (predicted, measured) = (mib(predicted), mib(measured));
+            let (predicted, measured) = (plan::binary(predicted), plan::binary(measured));
             out += &format!("  {name:<16}{predicted:>14}{measured:>14}{ratio:>9.3}\n");
         };
         let sum = |terms: &[Term]| {
