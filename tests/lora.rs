@@ -25,7 +25,7 @@ fn text(place: &Path) -> PathBuf {
 fn train(base: &str, out: &Path, more: &[&str]) -> Value {
     let text = text(out.parent().unwrap());
     let mut all = vec!["train", "--init", base, "--text", words(&text), "--valid", words(&text)];
-    all.extend(["--out", words(out), "--max-len", "40", "--threads", "2", "--batch", "4"]);
+    all.extend(["--out", words(out), "--max-len", "40", "--batch", "4"]);
     all.extend(["--epochs", "4", "--learning-rate", "0.02", "--warmup-steps", "2"]);
     all.extend(more);
     json(&all)
@@ -69,6 +69,16 @@ fn adapters_are_learnt_used_merged_and_resumed() {
     let file = "adapter/adapter_model.safetensors";
     let bytes = |run: &str| std::fs::read(place.path().join(run).join(file)).unwrap();
     assert!(bytes("cut") == bytes("qwen3"), "resumed");
+    // Two ranks learn what one process does, to rounding.
+    let out = place.path().join("two");
+    let ask = ["--lora", "rank=4,alpha=8,targets=o,up,down", "--ranks", "2", "--threads", "1"];
+    let done = train(&base, &out, &ask);
+    assert_eq!(done["adapter"], words(&out.join("adapter")));
+    let with =
+        |run: &str| score(&base, &["--adapter", words(&place.path().join(run).join("adapter"))]);
+    for (a, b) in with("two").iter().zip(with("qwen3")) {
+        assert!((a - b).abs() < 1e-3, "{a} and {b} over ranks");
+    }
 }
 
 #[test]

@@ -27,6 +27,10 @@ pub struct TransformerConfig {
     pub hidden_size: usize,
     /// L.
     pub num_hidden_layers: usize,
+    /// Layers with weights of their own, which all L use in a cycle; L when absent (Takase and
+    /// Kiyono, arXiv 2104.06022).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distinct_layers: Option<usize>,
     /// H.
     pub num_attention_heads: usize,
     /// G; H when absent.
@@ -251,6 +255,7 @@ impl TransformerConfig {
             vocab_size,
             hidden_size: 64,
             num_hidden_layers: 2,
+            distinct_layers: None,
             num_attention_heads: 4,
             num_key_value_heads: None,
             head_dim: None,
@@ -286,6 +291,11 @@ impl TransformerConfig {
         }
     }
 
+    /// Layers with weights of their own.
+    pub fn own_layers(&self) -> usize {
+        self.distinct_layers.unwrap_or(self.num_hidden_layers)
+    }
+
     /// G.
     pub fn kv_heads(&self) -> usize {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
@@ -300,6 +310,12 @@ impl TransformerConfig {
         let (h, g, d) = (self.num_attention_heads, self.kv_heads(), self.head_size());
         require_size("hidden_size", self.hidden_size, 1 << 17)?;
         require_size("num_hidden_layers", self.num_hidden_layers, 1 << 10)?;
+        require(
+            (1..=self.num_hidden_layers).contains(&self.own_layers()),
+            "distinct_layers",
+            self.own_layers(),
+            "it must be at least 1 and at most num_hidden_layers",
+        )?;
         require_size("num_attention_heads", h, 1 << 10)?;
         require_size("intermediate_size", self.intermediate_size, 1 << 19)?;
         require_size("max_position_embeddings", self.max_position_embeddings, 1 << 22)?;
@@ -417,6 +433,11 @@ impl ModelConfig {
         }
     }
 
+    /// Whether several layers have the same weights.
+    pub fn shares_layers(&self) -> bool {
+        matches!(self, ModelConfig::Transformer(c) if c.own_layers() < c.num_hidden_layers)
+    }
+
     /// Whether all weights learn, not adapters alone.
     pub fn trains_all(&self) -> bool {
         !matches!(self, ModelConfig::Transformer(TransformerConfig { lora: Some(_), .. }))
@@ -490,6 +511,10 @@ mod tests {
         c.num_attention_heads = 5;
         let error = ModelConfig::Transformer(c).check().unwrap_err();
         assert_eq!((error.field, error.found.as_str()), ("num_attention_heads", "5"));
+        let mut c = TransformerConfig::email(4000, 64);
+        c.distinct_layers = Some(3);
+        let error = ModelConfig::Transformer(c).check().unwrap_err();
+        assert_eq!((error.field, error.found.as_str()), ("distinct_layers", "3"));
         let small = ModelConfig::Rnn(RnnConfig::email(1));
         assert!(small.check().unwrap_err().to_string().contains("vocab_size is 1"));
     }

@@ -40,8 +40,10 @@ pub struct Workload {
 /// Dropout in force: its rate, and the stream that its numbers come from.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
-    /// The share of values that is zeroed.
+    /// The share of values that is zeroed after the embedding and after each branch.
     pub rate: f32,
+    /// The same of what the output projection reads.
+    pub hidden: f32,
     /// Changes with every pass over the data.
     pub stream: u64,
 }
@@ -73,10 +75,20 @@ pub(crate) struct Pass<'a> {
 impl Pass<'_> {
     /// Drops values of x (R×any) at one place of the network, the same in both directions.
     pub(crate) fn dropout(&self, x: &mut [f32], place: u64) {
-        if let Some(Dropout { rate, stream }) = self.dropout {
-            let stream = kernels::mix(stream ^ kernels::mix(place));
-            kernels::dropout(self.team, x, &self.batch.row_keys, stream, rate);
-        }
+        let rate = self.dropout.map_or(0.0, |dropout| dropout.rate);
+        self.drop_share(x, rate, place);
+    }
+
+    /// Drops values of what the output projection reads, or of its gradient.
+    pub(crate) fn dropout_at_the_end(&self, x: &mut [f32]) {
+        let rate = self.dropout.map_or(0.0, |dropout| dropout.hidden);
+        self.drop_share(x, rate, u64::MAX);
+    }
+
+    fn drop_share(&self, x: &mut [f32], rate: f32, place: u64) {
+        let stream = self.dropout.map_or(0, |dropout| dropout.stream);
+        let stream = kernels::mix(stream ^ kernels::mix(place));
+        kernels::dropout(self.team, x, &self.batch.row_keys, stream, rate);
     }
 }
 

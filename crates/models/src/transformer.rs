@@ -253,7 +253,7 @@ impl Transformer {
         });
         let window = config.sliding_window.as_ref();
         let near_theta = window.and_then(|w| w.rope_theta).filter(|_| is_rotary);
-        let layers = (0..config.num_hidden_layers)
+        let own: Vec<Layer> = (0..config.own_layers())
             .map(|i| {
                 let name = |part: &str| format!("layers.{i}.{part}");
                 let begins = packed;
@@ -286,6 +286,7 @@ impl Transformer {
                 layer
             })
             .collect();
+        let layers = own.iter().cycle().take(config.num_hidden_layers).cloned().collect();
         Transformer {
             tokens,
             positions,
@@ -343,7 +344,14 @@ impl Transformer {
     }
 
     pub(crate) fn pack(&self, pass: &Pass, packed: &mut [f32]) {
-        self.layers.iter().for_each(|layer| layer.pack(pass.team, pass.weights, packed, 0));
+        let own = &self.layers[..self.config.own_layers()];
+        own.iter().for_each(|layer| layer.pack(pass.team, pass.weights, packed, 0));
+    }
+
+    /// The unit of layer `i`; the last norm's where it is behind the last layer.
+    fn unit_of(&self, i: usize) -> usize {
+        let own = self.config.own_layers();
+        1 + if i < self.layers.len() { i % own } else { own }
     }
 
     /// What is read at unit `unit` of a pass: embeddings, a layer, or the last norm; `next` after it.
@@ -365,7 +373,7 @@ impl Transformer {
         (i, layer): (usize, &Layer),
         next: Option<usize>,
     ) -> (Pass<'c>, Packed<'c>) {
-        course.fetch(i + 1, next);
+        course.fetch(self.unit_of(i), next);
         let from = layer.packed.start;
         course.pack(|team, weights, packed| layer.pack(team, weights, packed, from));
         course.parts(from)
@@ -516,7 +524,8 @@ impl Transformer {
             }
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            let (pass, packed) = &self.enter_forward(course, (i, layer), Some(i + 2));
+            let next = Some(self.unit_of(i + 1));
+            let (pass, packed) = &self.enter_forward(course, (i, layer), next);
             let (x, desk) = &mut shared.desk(packed, rows * c);
             if let Some(input) = inputs.get_mut(i) {
                 keep(pass.team, input, x);
@@ -524,10 +533,11 @@ impl Transformer {
             self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
             self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
         }
-        let (pass, _) = self.enter(course, self.layers.len() + 1, None);
+        let (pass, _) = self.enter(course, self.unit_of(self.layers.len()), None);
         let hidden = &mut shared.hidden[..rows * c];
         let x = &shared.x[..rows * c];
         self.norm.forward(pass.team, pass.weights, x, hidden, &mut shared.final_stats);
+        pass.dropout_at_the_end(hidden);
         past.advance(&pass.batch.sequences);
     }
 
@@ -649,28 +659,28 @@ impl Transformer {
         gradients: &mut Parameters,
         slots: &mut TransformerSlots<Buffer<f32>>,
     ) {
-        let count = self.layers.len();
-        let (pass, _) = self.enter(course, count + 1, Some(count));
+        let (end, last) = (self.unit_of(self.layers.len()), self.layers.len() - 1);
+        let (pass, _) = self.enter(course, end, Some(self.unit_of(last)));
         let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
         let (rows, c) = (batch.rows(), self.width());
         let TransformerSlots { inputs, attention, mlp, shared } = slots;
         let d_x = &mut shared.d_x[..rows * c];
         kernels::clear(team, d_x);
         let x = &shared.x[..rows * c];
-        let d_hidden = &shared.d_inner[..rows * c];
+        let d_hidden = &mut shared.d_inner[..rows * c];
+        pass.dropout_at_the_end(d_hidden);
         self.norm.backward(team, weights, gradients, x, &shared.final_stats, d_hidden, d_x);
-        course.reduce(gradients, count + 1);
-        let last = self.layers.len() - 1;
+        course.reduce(gradients, end);
         // What stands in a slot that layers share is the last layer's.
         let again = |slots: usize, i: usize| slots < self.layers.len() && i < last;
         for (i, layer) in self.layers.iter().enumerate().rev() {
-            let next = (i > 0).then_some(i);
+            let next = i.checked_sub(1).map(|i| self.unit_of(i));
             let attention_again = again(attention.len(), i);
             let mlp_again = again(mlp.len(), i);
             let (pass, packed) = &if attention_again || mlp_again || layer.is_adapted() {
                 self.enter_forward(course, (i, layer), next)
             } else {
-                self.enter(course, i + 1, next)
+                self.enter(course, self.unit_of(i), next)
             };
             let input = &inputs[i][..rows * c];
             let (attention, mlp) = (slot_of(attention, i), slot_of(mlp, i));
@@ -682,7 +692,10 @@ impl Transformer {
                 self.attention_again(pass, packed, (i, layer), attention, input, shared);
             }
             self.attention_backward(pass, packed, gradients, (i, layer), attention, input, shared);
-            course.reduce(gradients, i + 1);
+            // Weights of several layers have their gradient whole at the first of them.
+            if i < self.config.own_layers() {
+                course.reduce(gradients, self.unit_of(i));
+            }
         }
         let (pass, _) = course.parts(0);
         let (team, batch) = (pass.team, pass.batch);

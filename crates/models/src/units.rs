@@ -54,7 +54,7 @@ impl Units {
         let ModelConfig::Transformer(c) = config else {
             return Units { members: vec![(0..layout.specs().len()).collect()], turns: vec![0] };
         };
-        let layers = c.num_hidden_layers;
+        let layers = c.own_layers();
         let mut members = vec![Vec::new(); layers + 2];
         for (i, spec) in layout.specs().iter().enumerate() {
             let layer = spec.name.strip_prefix("layers.").and_then(|rest| rest.split('.').next());

@@ -108,8 +108,9 @@ pub(crate) fn save(run: &Path, trainer: &Trainer, state: &State, keep: usize) ->
     replace_folder(&path, |dir| -> Result<(), Error> {
         write_learnt(&dir.join("weights.safetensors"), &trainer.model, metadata())?;
         let optimizer = &trainer.optimizer;
-        let mut moments = vec![("first.", &optimizer.first), ("second.", &optimizer.second)];
-        moments.extend(trainer.muon.iter().map(|muon| ("momentum.", &muon.momentum)));
+        let mut moments = vec![(FIRST, &optimizer.first), (SECOND, &optimizer.second)];
+        moments.extend(trainer.muon.iter().map(|muon| (MOMENTUM, &muon.momentum)));
+        moments.extend(trainer.average.iter().map(|average| (AVERAGE, &average.weights)));
         write_parameters(&dir.join("optimizer.safetensors"), &moments, metadata())?;
         let mut hashes = BTreeMap::new();
         for name in ["weights.safetensors", "optimizer.safetensors"] {
@@ -292,6 +293,7 @@ const WEIGHTS: &str = "weights.";
 const FIRST: &str = "first.";
 const SECOND: &str = "second.";
 const MOMENTUM: &str = "momentum.";
+const AVERAGE: &str = "average.";
 
 /// A checkpoint's logical tensors, wherever their values are.
 #[derive(Debug)]
@@ -455,7 +457,7 @@ pub fn checkpoints(run: &Path) -> Vec<PathBuf> {
 pub fn check_checkpoint(path: &Path) -> Result<(usize, u64), Error> {
     let reader = Reader::open(path, (0, 1))?;
     let mut count = 0;
-    for prefix in [WEIGHTS, FIRST, SECOND, MOMENTUM] {
+    for prefix in [WEIGHTS, FIRST, SECOND, MOMENTUM, AVERAGE] {
         reader.each(prefix, &mut |values| count += values.len() as u64)?;
     }
     Ok((reader.files.len(), count))
@@ -496,6 +498,9 @@ fn load_one(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
         reader.read_whole(SECOND, &mut optimizer.second, |_| true)?;
         if let Some(muon) = &mut trainer.muon {
             reader.read_whole(MOMENTUM, &mut muon.momentum, |_| true)?;
+        }
+        if let Some(average) = &mut trainer.average {
+            reader.read_whole(AVERAGE, &mut average.weights, |_| true)?;
         }
         reader.read_whole(WEIGHTS, weights, |name| config.trains(name))?;
     }

@@ -63,6 +63,9 @@ pub struct Recipe {
     pub decay_share: f64,
     /// Decay of matrices.
     pub weight_decay: f64,
+    /// Decay of embeddings, a tied output projection among them.
+    #[serde(skip_serializing_if = "is_none")]
+    pub embedding_decay: f64,
     /// Adam's β1.
     pub beta1: f64,
     /// Adam's β2.
@@ -85,6 +88,13 @@ pub struct Recipe {
     pub clip: f64,
     /// Share of values zeroed after the embedding and after each branch.
     pub dropout: f32,
+    /// The same of what a transformer's output projection reads.
+    #[serde(skip_serializing_if = "is_no_share")]
+    pub hidden_dropout: f32,
+    /// The share that the average of all weights so far keeps of itself at each step; evaluated and
+    /// saved are these averaged weights. 0 for the weights as they are.
+    #[serde(skip_serializing_if = "is_none")]
+    pub average: f64,
     /// Steps between evaluations on the validation side; 0 for once an epoch.
     pub eval_every: u64,
     /// Evaluations without a better validation loss after which to stop; 0 for never.
@@ -98,6 +108,7 @@ pub struct Recipe {
     pub precision: Precision,
 }
 
+const NONE: f64 = 0.0;
 const USUAL_DECAY: f64 = 0.2;
 const USUAL_MUON_RATE: f64 = 0.02;
 const USUAL_MOMENTUM: f64 = 0.95;
@@ -112,10 +123,16 @@ macro_rules! usual {
     };
 }
 usual! {
+    is_none = NONE;
     is_usual_decay = USUAL_DECAY;
     is_usual_muon_rate = USUAL_MUON_RATE;
     is_usual_momentum = USUAL_MOMENTUM;
     is_usual_muon_decay = USUAL_MUON_DECAY;
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_no_share(share: &f32) -> bool {
+    *share == 0.0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
@@ -136,6 +153,7 @@ impl Default for Recipe {
             final_share: 0.1,
             decay_share: USUAL_DECAY,
             weight_decay: 0.01,
+            embedding_decay: NONE,
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-8,
@@ -145,6 +163,8 @@ impl Default for Recipe {
             muon_weight_decay: USUAL_MUON_DECAY,
             clip: 1.0,
             dropout: 0.0,
+            hidden_dropout: 0.0,
+            average: NONE,
             eval_every: 0,
             patience: 0,
             checkpoint_every: 0,
@@ -226,6 +246,8 @@ impl Recipe {
         require(self.epsilon > 0.0, "epsilon", self.epsilon, "it must be above 0")?;
         let at_least_zero = "it must be at least 0";
         require(self.weight_decay >= 0.0, "weight_decay", self.weight_decay, at_least_zero)?;
+        let decay = self.embedding_decay;
+        require(decay >= 0.0, "embedding_decay", decay, at_least_zero)?;
         let (rate, decay) = (self.muon_learning_rate, self.muon_weight_decay);
         require(rate > 0.0 && rate.is_finite(), "muon_learning_rate", rate, "it must be above 0")?;
         require(
@@ -236,7 +258,10 @@ impl Recipe {
         )?;
         require(decay >= 0.0, "muon_weight_decay", decay, at_least_zero)?;
         require(self.clip >= 0.0, "clip", self.clip, at_least_zero)?;
-        let dropout = f64::from(self.dropout);
-        require((0.0..1.0).contains(&dropout), "dropout", dropout, below_one)
+        for (field, share) in [("dropout", self.dropout), ("hidden_dropout", self.hidden_dropout)] {
+            let share = f64::from(share);
+            require((0.0..1.0).contains(&share), field, share, below_one)?;
+        }
+        require((0.0..1.0).contains(&self.average), "average", self.average, below_one)
     }
 }

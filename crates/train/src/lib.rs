@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows requests or HTTP.
 
+mod average;
 mod checkpoint;
 mod config;
 mod data;
@@ -15,6 +16,7 @@ mod saved;
 mod trainer;
 mod zero;
 
+pub use average::Average;
 pub use checkpoint::{Error as CheckpointError, check_checkpoint, checkpoints, weights_digest};
 pub use config::{OptimizerKind, Recipe, RecipeError, Schedule, TrainConfig};
 pub use data::{BatchShape, Facts, Sequences, epoch_order, order_bytes};

@@ -5,9 +5,9 @@ use kernels::{AdamStep, HalfKind, Team, adam, adam_mixed, sum_of_squares};
 use ledger::{Account, Plan};
 use std::ops::Range;
 use std::sync::Arc;
-use tensor::{Layout, Parameters};
+use tensor::{Layout, ParameterSpec, Parameters};
 
-/// AdamW: two moments a parameter. Matrices decay; biases, norms and embeddings do not.
+/// AdamW: two moments a parameter. Matrices decay, embeddings where the recipe says so, biases and norms never.
 #[derive(Debug)]
 pub struct AdamW {
     /// The places in the weights' layout of the parameters that it changes.
@@ -36,7 +36,7 @@ pub struct Applied {
 /// Where a run of values that are changed alike stands in each buffer.
 #[derive(Clone, Debug)]
 pub(crate) struct Spot {
-    pub(crate) decay: bool,
+    pub(crate) decay: fn(&Recipe) -> f64,
     pub(crate) values: Range<usize>,
     /// In the buffer of 16-bit words, where there is one.
     pub(crate) bits: Range<usize>,
@@ -44,6 +44,15 @@ pub(crate) struct Spot {
     pub(crate) moment: Range<usize>,
     /// Whether its lost updates are counted here.
     pub(crate) counts: bool,
+}
+
+/// Which of a recipe's decays is a parameter's.
+pub(crate) fn decay_of(spec: &ParameterSpec) -> fn(&Recipe) -> f64 {
+    match spec.decay {
+        true => |recipe| recipe.weight_decay,
+        false if spec.name.ends_with("_emb.weight") => |recipe| recipe.embedding_decay,
+        false => |_| 0.0,
+    }
 }
 
 impl AdamW {
@@ -105,10 +114,10 @@ impl AdamW {
     ) -> Applied {
         let layout = Arc::clone(weights.layout());
         let own = self.first.layout().specs();
-        let spot = |(&place, own): (&usize, &tensor::ParameterSpec)| {
+        let spot = |(&place, own): (&usize, &ParameterSpec)| {
             let spec = &layout.specs()[place];
             Spot {
-                decay: spec.decay,
+                decay: decay_of(spec),
                 values: spec.range.clone(),
                 bits: spec.range.clone(),
                 gradient: gradients.layout().specs()[place].range.clone(),
@@ -143,7 +152,7 @@ impl AdamW {
                 beta1: recipe.beta1,
                 beta2: recipe.beta2,
                 epsilon: recipe.epsilon as f32,
-                decay: if spot.decay { recipe.weight_decay as f32 } else { 0.0 },
+                decay: (spot.decay)(recipe) as f32,
                 correction1: (1.0 - recipe.beta1.powi(t)) as f32,
                 correction2: (1.0 - recipe.beta2.powi(t)) as f32,
                 gradient_scale: factor as f32,
@@ -195,20 +204,22 @@ mod tests {
     use tensor::Initial;
 
     #[test]
-    fn decay_touches_matrices_alone() {
+    fn decay_touches_what_it_is_given_for() {
         // Field case: zero gradients, rate 0.1, decay 0.1: matrices shrink by exactly 0.99.
         let team = Team::new(1);
         let mut layout = Layout::default();
         let matrix = layout.add("w", &[2, 3], Initial::Constant(2.0), true);
         let bias = layout.add("b", &[3], Initial::Constant(2.0), false);
+        let table = layout.add("tok_emb.weight", &[2, 3], Initial::Constant(2.0), false);
         let layout = Arc::new(layout);
         let mut weights = Parameters::zeros(&layout, "w", Account::Weights).unwrap();
         weights.initialise(0);
         let gradients = Parameters::zeros(&layout, "g", Account::Gradients).unwrap();
-        let recipe = Recipe { weight_decay: 0.1, ..Recipe::default() };
+        let recipe = Recipe { weight_decay: 0.1, embedding_decay: 0.2, ..Recipe::default() };
         AdamW::new(&layout).unwrap().step(&team, &recipe, 0.1, &mut weights, &gradients);
         assert!(weights.get(matrix).iter().all(|&w| w == 2.0 * 0.99));
         assert!(weights.get(bias).iter().all(|&w| w == 2.0));
+        assert!(weights.get(table).iter().all(|&w| w == 2.0 * 0.98));
     }
 
     #[test]

@@ -245,19 +245,33 @@ pub fn run_from(
     tell: &mut dyn FnMut(Event),
 ) -> Result<Outcome, Error> {
     let Trained { trainer, state, stopped_by, .. } = train(start, None, options, tell)?;
-    // Activations and moments go before the best weights are mapped, so that the peak is training's.
-    let mut model = trainer.into_model();
-    if stopped_by.is_none() && state.best_loss.is_some() {
-        let path = options.dir.join(saved::learnt_file(model.config()));
-        let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
-        saved::read_learnt(&best, &mut model).map_err(saved::Error::from)?;
-    }
+    let model = best(trainer, options.dir, &state, stopped_by)?;
     Ok(Outcome { model, state, stopped_by })
 }
 
-/// How one rank of several ended. The run folder has the model: no rank need hold it.
+/// The model with its best weights, or as it was when a signal stopped the run.
+fn best(
+    trainer: Trainer,
+    dir: &Path,
+    state: &State,
+    stopped_by: Option<usize>,
+) -> Result<Model, Error> {
+    // Activations and moments go before the best weights are mapped, so that the peak is training's.
+    let mut model = trainer.into_model();
+    if stopped_by.is_none() && state.best_loss.is_some() {
+        let path = dir.join(saved::learnt_file(model.config()));
+        let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
+        saved::read_learnt(&best, &mut model).map_err(saved::Error::from)?;
+    }
+    Ok(model)
+}
+
+/// How one rank of several ended.
 #[derive(Debug)]
 pub struct RankOutcome {
+    /// The model as in [`Outcome`] where adapters were trained; else the run folder has it, and no
+    /// rank need hold it.
+    pub model: Option<Model>,
     /// Where the run stands.
     pub state: State,
     /// The signal that stopped it, if one did.
@@ -278,8 +292,11 @@ pub fn run_ranks(
     options: &RunOptions,
     tell: &mut dyn FnMut(Event),
 ) -> Result<RankOutcome, Error> {
-    let Trained { state, stopped_by, steps, sent, .. } = train(start, Some(shared), options, tell)?;
-    Ok(RankOutcome { state, stopped_by, steps, sent })
+    let trained = train(start, Some(shared), options, tell)?;
+    let Trained { trainer, state, stopped_by, steps, sent } = trained;
+    let adapters = !options.config.model.trains_all();
+    let model = adapters.then(|| best(trainer, options.dir, &state, stopped_by)).transpose()?;
+    Ok(RankOutcome { model, state, stopped_by, steps, sent })
 }
 
 /// A run's end, and what it has in memory.
@@ -537,6 +554,7 @@ fn validate(
     trainer: &mut Trainer,
     state: &mut State,
 ) -> Result<(CurvePoint, bool), Error> {
+    trainer.swap_average();
     let total = trainer.validate(options.valid);
     let train_loss = state.loss_sum / state.loss_targets.max(1) as f64;
     let valid_loss = total.loss().unwrap_or(train_loss);
@@ -552,6 +570,7 @@ fn validate(
     } else {
         state.worse += 1;
     }
+    trainer.swap_average();
     Ok((point, best))
 }
 

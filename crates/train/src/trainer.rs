@@ -1,5 +1,6 @@
 //! One optimizer step: batch, forward, backward, clip, update.
 
+use crate::average::Average;
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
 use crate::evaluate::{Evaluator, evaluate, evaluate_turns};
@@ -24,6 +25,8 @@ pub struct Trainer {
     pub optimizer: AdamW,
     /// Its momentum, where Muon changes its matrices.
     pub muon: Option<Muon>,
+    /// The average of its weights, where the recipe keeps one.
+    pub average: Option<Average>,
     recipe: Recipe,
     gradients: Parameters,
     runner: Runner,
@@ -134,6 +137,7 @@ impl Trainer {
         if config.train.optimizer == OptimizerKind::Muon {
             plan.extend(Muon::plan(&config.model, &layout));
         }
+        plan.extend(Average::plan(&config.train, &layout));
         plan.extend(Runner::plan_training(
             &config.model,
             &workload,
@@ -182,7 +186,8 @@ impl Trainer {
             model.weights_mut().keep_halves(team, mixed)?;
         }
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
-        Ok(Trainer { muon, ..Trainer::whole(model, optimizer, recipe, gradients, runner) })
+        let average = Average::of(recipe, &layout)?;
+        Ok(Trainer { muon, average, ..Trainer::whole(model, optimizer, recipe, gradients, runner) })
     }
 
     /// One rank's part of a model in training: of given weights, else of fresh ones. All ranks call
@@ -288,6 +293,7 @@ impl Trainer {
             model,
             optimizer,
             muon: None,
+            average: None,
             recipe: recipe.clone(),
             gradients,
             runner,
@@ -345,8 +351,10 @@ impl Trainer {
         let factor = self.scale.map_or(1.0, |scale| scale.factor);
         report.loss_scale = self.scale.map(|scale| scale.factor);
         let scale = (f64::from(factor) / targets as f64) as f32;
-        let dropout = (self.recipe.dropout > 0.0).then_some(Dropout {
-            rate: self.recipe.dropout,
+        let (inner, hidden) = (self.recipe.dropout, self.recipe.hidden_dropout);
+        let dropout = (inner > 0.0 || hidden > 0.0).then_some(Dropout {
+            rate: inner,
+            hidden,
             stream: kernels::stream_key(self.recipe.seed, 0x6472_6f70, epoch),
         });
         self.gradients.clear(&team);
@@ -399,6 +407,9 @@ impl Trainer {
             let scales = (rate / self.recipe.learning_rate, applied.factor);
             let more = muon.step(&team, &self.recipe, scales, weights, &self.gradients);
             lost = lost.map(|lost| lost + more);
+        }
+        if let Some(average) = self.average.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
+            average.add(weights, self.optimizer.steps, self.recipe.average);
         }
         self.runner.weights_changed();
         report.gradient_norm = applied.gradient_norm;
@@ -513,6 +524,15 @@ impl Trainer {
             all.correct += correct as u64;
         }
         all
+    }
+
+    /// Puts the averaged weights in the place of the weights, and the other way round; nothing where
+    /// the recipe averages none.
+    pub(crate) fn swap_average(&mut self) {
+        if let Some(average) = &mut self.average {
+            average.weights.flat_mut().swap_with_slice(self.model.weights_mut().flat_mut());
+            self.weights_changed();
+        }
     }
 
     /// Writes the weights as a model folder holds them. All ranks call it at the same time.

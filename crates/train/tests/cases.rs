@@ -1,6 +1,9 @@
 //! Faults that other trainers had, with the right values.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
+use common::{options, recipe};
 use kernels::Team;
 use models::*;
 use std::path::Path;
@@ -24,24 +27,14 @@ fn rnn() -> ModelConfig {
 }
 
 fn sequences(count: u64, seed: u64) -> Vec<Vec<u32>> {
-    (0..count)
-        .map(|s| {
-            let length = 2 + kernels::uniform_bits(seed, s) % 14;
-            let token = |t| (kernels::uniform_bits(seed ^ 1, s * 100 + t) % VOCAB as u64) as u32;
-            (0..length).map(token).collect()
-        })
-        .collect()
+    common::sequences(VOCAB as u64, 2..16, count, seed)
 }
 
-fn recipe() -> Recipe {
-    Recipe {
-        batch: 8,
-        micro_batch: 8,
-        epochs: 3,
-        warmup_steps: 3,
-        dropout: 0.1,
-        ..Recipe::default()
-    }
+/// Four layers of two kinds.
+fn cycle() -> ModelConfig {
+    let ModelConfig::Transformer(c) = transformer() else { unreachable!("a transformer") };
+    let (num_hidden_layers, distinct_layers) = (4, Some(2));
+    ModelConfig::Transformer(TransformerConfig { num_hidden_layers, distinct_layers, ..c })
 }
 
 fn trainer(model: &ModelConfig, train: Recipe, threads: usize) -> Trainer {
@@ -129,39 +122,32 @@ fn bits_do_not_depend_on_threads() {
     }
 }
 
-fn options<'a>(
-    config: &'a TrainConfig,
-    train: &'a dyn Sequences,
-    valid: &'a dyn Sequences,
-    dir: &'a Path,
-    resume: bool,
-    team: &'a Arc<Team>,
-    stop: &'a AtomicUsize,
-) -> RunOptions<'a> {
-    RunOptions { config, train, valid, tokenizer: b"{}", data_hash: "d", dir, resume, team, stop }
-}
-
 /// Stopped in the middle of an epoch, at its end, and during accumulation; resumed to the bit.
 #[test]
 fn a_resumed_run_equals_an_uninterrupted_one() {
-    for (micro_batch, optimizer) in
-        [(8, OptimizerKind::Adamw), (3, OptimizerKind::Adamw), (8, OptimizerKind::Muon)]
-    {
-        let train = Recipe { micro_batch, optimizer, ..recipe() };
-        let config = TrainConfig { model: transformer(), train };
+    let muon = Recipe { optimizer: OptimizerKind::Muon, ..recipe() };
+    let more = Recipe { average: 0.9, hidden_dropout: 0.2, embedding_decay: 0.1, ..muon.clone() };
+    for (model, train) in [
+        (transformer(), recipe()),
+        (transformer(), Recipe { micro_batch: 3, ..recipe() }),
+        (transformer(), muon),
+        (cycle(), more),
+    ] {
+        let config = TrainConfig { model, train };
         let (data, valid) = (sequences(64, 1), sequences(9, 2));
         let team = Arc::new(Team::new(2));
         let whole = tempfile::tempdir().unwrap();
         let never = AtomicUsize::new(0);
         let dir = whole.path().join("run");
         let right =
-            run(&options(&config, &data, &valid, &dir, false, &team, &never), &mut |_| {}).unwrap();
+            run(&options(&config, (&data, &valid), &dir, false, &team, &never), &mut |_| {})
+                .unwrap();
         assert_eq!(right.state.step, 24);
         for stop_at in [3, 8, 20] {
             let cut = tempfile::tempdir().unwrap();
             let dir = cut.path().join("run");
             let stop = AtomicUsize::new(0);
-            let opts = options(&config, &data, &valid, &dir, false, &team, &stop);
+            let opts = options(&config, (&data, &valid), &dir, false, &team, &stop);
             let first = run(&opts, &mut |event| {
                 if let Event::Step { state, .. } = event
                     && state.step == stop_at
@@ -171,7 +157,7 @@ fn a_resumed_run_equals_an_uninterrupted_one() {
             })
             .unwrap();
             assert_eq!((first.stopped_by, first.state.step), (Some(2), stop_at));
-            let opts = options(&config, &data, &valid, &dir, true, &team, &never);
+            let opts = options(&config, (&data, &valid), &dir, true, &team, &never);
             let second = run(&opts, &mut |_| {}).unwrap();
             assert_eq!(second.state.curve, right.state.curve);
             assert_eq!(second.state.tokens, right.state.tokens);
@@ -196,7 +182,7 @@ fn the_newest_whole_checkpoint_is_resumed() {
     let (temp, never, stop) =
         (tempfile::tempdir().unwrap(), AtomicUsize::new(0), AtomicUsize::new(0));
     let dir = temp.path().join("run");
-    let opts = options(&config, &data, &valid, &dir, false, &team, &stop);
+    let opts = options(&config, (&data, &valid), &dir, false, &team, &stop);
     run(&opts, &mut |event| {
         if let Event::Step { state, .. } = event
             && state.step == 7
@@ -211,7 +197,7 @@ fn the_newest_whole_checkpoint_is_resumed() {
     std::fs::create_dir(dir.join("checkpoints/.step-000000009.tmp")).unwrap();
     let mut passed = Vec::new();
     let mut from = 0;
-    let opts = options(&config, &data, &valid, &dir, true, &team, &never);
+    let opts = options(&config, (&data, &valid), &dir, true, &team, &never);
     let outcome = run(&opts, &mut |event| match event {
         Event::PassedOver(error) => passed.push(error.to_string()),
         Event::Resumed(state) => from = state.step,
@@ -223,7 +209,7 @@ fn the_newest_whole_checkpoint_is_resumed() {
 
     let other =
         TrainConfig { train: Recipe { learning_rate: 1e-4, ..config.train.clone() }, ..config };
-    let opts = options(&other, &data, &valid, &dir, true, &team, &never);
+    let opts = options(&other, (&data, &valid), &dir, true, &team, &never);
     assert!(matches!(run(&opts, &mut |_| {}), Err(train::Error::OtherRun { .. })));
 }
 
@@ -236,7 +222,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
     let (team, never) = (Arc::new(Team::new(1)), AtomicUsize::new(0));
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("run");
-    let opts = options(&config, &data, &valid, &dir, false, &team, &never);
+    let opts = options(&config, (&data, &valid), &dir, false, &team, &never);
     let error = run(&opts, &mut |_| {}).unwrap_err();
     assert!(matches!(error, train::Error::NotFinite { .. }), "{error}");
     assert!(error.to_string().contains("step"), "{error}");
@@ -319,6 +305,86 @@ fn cached_steps_equal_one_pass() {
             let same = got.iter().zip(&right).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{}", config.kind());
         }
+    }
+}
+
+/// Layers that share weights compute what layers with equal weights do, and their gradient is the sum.
+#[test]
+fn layers_in_a_cycle_are_layers_with_equal_weights() {
+    let data = sequences(8, 5);
+    let all: Vec<u32> = (0..8).collect();
+    let ModelConfig::Transformer(c) = cycle() else { unreachable!("a transformer") };
+    let apart = ModelConfig::Transformer(TransformerConfig { distinct_layers: None, ..c });
+    let (mut one, mut other) = (trainer(&cycle(), recipe(), 2), trainer(&apart, recipe(), 2));
+    // `layers.3.` is read as `layers.1.` is.
+    let shared = |name: &str| {
+        let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+        Some(format!("layers.{}.{rest}", layer.parse::<usize>().ok()? % 2))
+    };
+    let place = |t: &Trainer, name: &str| {
+        let specs = t.model.layout().specs();
+        specs.iter().find(|spec| spec.name == name).unwrap().range.clone()
+    };
+    let names: Vec<String> = other.model.layout().specs().iter().map(|s| s.name.clone()).collect();
+    for name in &names {
+        let from = place(&one, &shared(name).unwrap_or(name.clone()));
+        let values = one.model.weights().flat()[from].to_vec();
+        let to = place(&other, name);
+        other.model.weights_mut().flat_mut()[to].copy_from_slice(&values);
+    }
+    other.weights_changed();
+    let (found, right) = (one.step(&data, &all, 0, 1e-3), other.step(&data, &all, 0, 1e-3));
+    assert_eq!(found.loss_sum.to_bits(), right.loss_sum.to_bits());
+    let count = |model| Model::count_parameters(model).unwrap();
+    assert!(count(&cycle()) < count(&apart));
+    let mut sums = vec![0.0; one.gradients().flat().len()];
+    for name in &names {
+        let to = place(&one, &shared(name).unwrap_or(name.clone()));
+        let values = &other.gradients().flat()[place(&other, name)];
+        sums[to].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+    }
+    let off = sums.iter().zip(one.gradients().flat()).map(|(a, b)| (a - b).abs());
+    assert!(off.fold(0f32, f32::max) < 1e-6 * found.gradient_norm as f32);
+}
+
+/// The gradient under dropout is that of the loss with the same values dropped.
+#[test]
+fn dropout_is_in_the_gradient() {
+    let mut model = Model::new(&cycle()).unwrap();
+    model.weights_mut().initialise(5);
+    let mut batch = Batch::default();
+    for (key, ids) in sequences(8, 5).iter().enumerate() {
+        batch.push_known(ids, key as u64);
+    }
+    let (rows, team) = (batch.rows(), Arc::new(Team::new(1)));
+    let workload = Workload { rows, sequences: 8, longest: 16, threads: 1, training: true };
+    let mut runner = Runner::new(&model, workload, &team).unwrap();
+    let layout = Arc::clone(model.layout());
+    let mut gradients =
+        tensor::Parameters::zeros(&layout, "gradients", ledger::Account::Gradients).unwrap();
+    let sum = |losses: &[f32]| losses.iter().map(|&l| f64::from(l)).sum::<f64>();
+    for (rate, hidden) in [(0.0, 0.3), (0.2, 0.0), (0.2, 0.3)] {
+        let dropout = Some(Dropout { rate, hidden, stream: 3 });
+        gradients.clear(&team);
+        let mut loss = |model: &Model, gradients: &mut tensor::Parameters| {
+            runner.weights_changed();
+            sum(runner.train(model, &batch, 1.0, dropout, gradients))
+        };
+        let here = loss(&model, &mut gradients);
+        // A step along the gradient: the difference is its length times the step.
+        let along = gradients.flat().to_vec();
+        let norm = along.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+        let mut at = |step: f64| {
+            let weights = model.weights().flat().to_vec();
+            let moved = model.weights_mut().flat_mut().iter_mut().zip(&along);
+            moved.for_each(|(w, &g)| *w += (step * f64::from(g) / norm) as f32);
+            let loss = loss(&model, &mut gradients);
+            model.weights_mut().flat_mut().copy_from_slice(&weights);
+            loss
+        };
+        let slope = (at(3e-4) - at(-3e-4)) / 6e-4;
+        assert!((slope / norm - 1.0).abs() < 5e-3, "{rate} {hidden}: {slope} and {norm}");
+        assert!(at(0.0) == here, "the same values are dropped");
     }
 }
 

@@ -154,7 +154,7 @@ fn step(model: &Model, recompute: Recompute) -> (Vec<f32>, Parameters) {
     let config = model.config();
     let layout = Arc::new(model.layout().with_room_for(|spec| config.trains(&spec.name)));
     let mut gradients = Parameters::zeros(&layout, "gradients", Account::Gradients).unwrap();
-    let dropout = Some(Dropout { rate: 0.1, stream: 9 });
+    let dropout = Some(Dropout { rate: 0.1, hidden: 0.0, stream: 9 });
     let losses = runner.train(model, &batch, 0.1, dropout, &mut gradients).to_vec();
     (losses, gradients)
 }

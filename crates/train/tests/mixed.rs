@@ -2,9 +2,11 @@
 //! the bit, and what its telemetry says.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
+use common::{options, recipe};
 use kernels::Team;
 use models::*;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use train::*;
@@ -25,26 +27,11 @@ fn model() -> TransformerConfig {
 }
 
 fn config(model: TransformerConfig, precision: Precision) -> TrainConfig {
-    let train = Recipe {
-        batch: 8,
-        micro_batch: 8,
-        epochs: 3,
-        warmup_steps: 3,
-        dropout: 0.1,
-        precision,
-        ..Recipe::default()
-    };
-    TrainConfig { model: ModelConfig::Transformer(model), train }
+    TrainConfig { model: ModelConfig::Transformer(model), train: Recipe { precision, ..recipe() } }
 }
 
 fn sequences(count: u64, seed: u64) -> Vec<Vec<u32>> {
-    (0..count)
-        .map(|s| {
-            let length = 20 + kernels::uniform_bits(seed, s) % 20;
-            let token = |t| (kernels::uniform_bits(seed ^ 1, s * 100 + t) % VOCAB as u64) as u32;
-            (0..length).map(token).collect()
-        })
-        .collect()
+    common::sequences(VOCAB as u64, 20..40, count, seed)
 }
 
 fn with_muon(config: TrainConfig) -> TrainConfig {
@@ -140,17 +127,6 @@ fn losses_do_not_depend_on_the_batch() {
         at += alone.len();
     }
     assert_eq!(at, all.len());
-}
-
-fn options<'a>(
-    config: &'a TrainConfig,
-    (train, valid): (&'a Vec<Vec<u32>>, &'a Vec<Vec<u32>>),
-    dir: &'a Path,
-    resume: bool,
-    team: &'a Arc<Team>,
-    stop: &'a AtomicUsize,
-) -> RunOptions<'a> {
-    RunOptions { config, train, valid, tokenizer: b"{}", data_hash: "d", dir, resume, team, stop }
 }
 
 /// Master weights, moments, the loss's factor: all is kept, and a run goes on to the bit.

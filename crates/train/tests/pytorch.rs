@@ -239,7 +239,7 @@ fn step_bits(config: &ModelConfig, recompute: Recompute) -> Vec<u32> {
     let mut runner = Runner::recomputing(&model, workload, recompute, &team).unwrap();
     let layout = Arc::clone(model.layout());
     let mut gradients = Parameters::zeros(&layout, "gradients", Account::Gradients).unwrap();
-    let dropout = Some(Dropout { rate: 0.1, stream: 9 });
+    let dropout = Some(Dropout { rate: 0.1, hidden: 0.2, stream: 9 });
     let losses = runner.train(&model, &batch, 0.01, dropout, &mut gradients).to_vec();
     losses.iter().chain(gradients.flat()).map(|v| v.to_bits()).collect()
 }

@@ -2,8 +2,11 @@
 //! one process gives the same to rounding.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
+use common::{recipe, sequences};
 use kernels::Team;
-use models::{MlpConfig, ModelConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
+use models::*;
 use ranks::{Collective, Ranks, Traffic};
 use std::sync::Arc;
 use train::{
@@ -25,22 +28,12 @@ fn config(precision: Precision, tied: bool) -> TrainConfig {
         tie_word_embeddings: tied,
         ..TransformerConfig::email(96, 16)
     };
-    let train = Recipe {
-        batch: 8,
-        micro_batch: 8,
-        learning_rate: 0.01,
-        warmup_steps: 2,
-        weight_decay: 0.1,
-        precision,
-        ..Recipe::default()
-    };
+    let train = Recipe { dropout: 0.0, weight_decay: 0.1, precision, ..recipe() };
     TrainConfig { model: ModelConfig::Transformer(model), train }
 }
 
-/// Invented sequences of several lengths.
 fn data() -> Vec<Vec<u32>> {
-    let token = |i: u32, t: u32| (i * 31 + t * t * 7 + t) % 96;
-    (0..30).map(|i| (0..5 + (i * 5) % 11).map(|t| token(i, t)).collect()).collect()
+    sequences(96, 5..16, 30, 1)
 }
 
 type Steps = Vec<StepReport>;
@@ -148,6 +141,50 @@ fn muon_learns_on_ranks_that_share_nothing_out() {
     }
     let place = Place { rank: 0, size: 2, stage: Stage::One };
     assert!(place.check(&config).unwrap_err().to_string().contains("Muon"));
+}
+
+#[test]
+fn adapters_learn_on_ranks_that_share_nothing_out() {
+    let mut config = config(Precision::F32, true);
+    if let ModelConfig::Transformer(c) = &mut config.model {
+        c.lora = Some(LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec() });
+    }
+    let alone = one_process(&config);
+    assert!(alone[3].gradient_norm != alone[0].gradient_norm);
+    let ranks = steps(&config, 2, Stage::Zero, Recompute::None);
+    for (own, right) in ranks[1].0.iter().zip(&alone) {
+        assert!((own.loss_sum - right.loss_sum).abs() < 1e-6 * right.loss_sum);
+        assert!((own.gradient_norm - right.gradient_norm).abs() < 1e-4 * right.gradient_norm);
+    }
+    // Frozen weights have no gradient to send.
+    let layout = models::Model::layout_of(&config.model).unwrap();
+    let learn = layout.specs().iter().filter(|spec| config.model.trains(&spec.name));
+    let most = learn.map(|spec| spec.count().next_multiple_of(16) as u64).sum::<u64>();
+    let sent = |of: &[(Collective, Traffic)]| of[Collective::AllReduceGradients as usize].1.bytes;
+    let bytes: u64 = ranks.iter().map(|(_, traffic)| sent(traffic)).sum();
+    let steps = ranks[0].0.len() as u64;
+    assert!(bytes > 0 && bytes <= steps * 8 * most, "{bytes} of {most} values");
+    let place = Place { rank: 0, size: 2, stage: Stage::One };
+    assert!(place.check(&config).unwrap_err().to_string().contains("--lora"));
+}
+
+#[test]
+fn layers_in_a_cycle_learn_where_gradients_are_whole() {
+    let mut config = config(Precision::F32, true);
+    if let ModelConfig::Transformer(c) = &mut config.model {
+        c.distinct_layers = Some(2);
+    }
+    let alone = one_process(&config);
+    for stage in [Stage::Zero, Stage::One] {
+        let ranks = steps(&config, 2, stage, Recompute::None);
+        for (own, right) in ranks[1].0.iter().zip(&alone) {
+            assert!((own.loss_sum - right.loss_sum).abs() < 1e-6 * right.loss_sum, "{stage:?}");
+        }
+    }
+    let place = Place { rank: 0, size: 2, stage: Stage::Two };
+    assert!(place.check(&config).unwrap_err().to_string().contains("layers with the same weights"));
+    config.train.average = 0.9;
+    assert!(place.check(&config).unwrap_err().to_string().contains("an average of weights"));
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //! file, ranks that were given different things.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
+use common::{options, recipe, sequences};
 use kernels::Team;
 use models::{ModelConfig, TransformerConfig};
 use ranks::Ranks;
@@ -25,23 +28,18 @@ fn config(precision: Precision) -> TrainConfig {
     };
     let train = Recipe {
         epochs: 2,
-        batch: 8,
-        micro_batch: 8,
-        warmup_steps: 2,
         eval_every: 3,
         checkpoint_every: 2,
         max_steps: STEPS,
-        dropout: 0.1,
         precision,
-        ..Recipe::default()
+        ..recipe()
     };
     TrainConfig { model: ModelConfig::Transformer(model), train }
 }
 
-/// Invented sequences; the last batch of an epoch is uneven.
-fn sequences(count: u32, seed: u32) -> Vec<Vec<u32>> {
-    let token = |i: u32, t: u32| (i * 29 + seed + t * t * 5 + t) % 64;
-    (0..count).map(|i| (0..4 + (i * 5) % 11).map(|t| token(i, t)).collect()).collect()
+/// Both sides; the last batch of an epoch is uneven.
+fn data() -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    (sequences(64, 4..15, 46, 1), sequences(64, 4..15, 9, 2))
 }
 
 /// What is asked of a run.
@@ -57,18 +55,12 @@ struct Ask<'a> {
 
 /// One rank; answers with what damaged checkpoints it was told of, too.
 fn one(ask: Ask, shared: &Shared) -> (Result<RankOutcome, Error>, Vec<String>) {
-    let (data, valid) = (sequences(46, 1), sequences(9, 2));
+    let (train, valid) = data();
     let (team, stop) = (Arc::new(Team::new(1)), AtomicUsize::new(0));
+    let sides = (&train, &valid);
     let options = RunOptions {
-        config: ask.config,
-        train: &data,
-        valid: &valid,
-        tokenizer: b"{}",
         data_hash: (ask.data_hash)(shared.ranks.rank()),
-        dir: ask.dir,
-        resume: ask.resume,
-        team: &team,
-        stop: &stop,
+        ..options(ask.config, sides, ask.dir, ask.resume, &team, &stop)
     };
     let mut passed_over = Vec::new();
     let speaks = shared.ranks.rank() == 1;
@@ -105,19 +97,9 @@ fn curve(ask: Ask, size: usize, stage: Stage) -> Vec<CurvePoint> {
 }
 
 fn alone(config: &TrainConfig, dir: &Path, resume: bool) -> Vec<CurvePoint> {
-    let (data, valid) = (sequences(46, 1), sequences(9, 2));
+    let (train, valid) = data();
     let (team, stop) = (Arc::new(Team::new(1)), AtomicUsize::new(0));
-    let options = RunOptions {
-        config,
-        train: &data,
-        valid: &valid,
-        tokenizer: b"{}",
-        data_hash: "same",
-        dir,
-        resume,
-        team: &team,
-        stop: &stop,
-    };
+    let options = options(config, (&train, &valid), dir, resume, &team, &stop);
     run(&options, &mut |_| {}).unwrap().state.curve
 }
 
@@ -132,7 +114,7 @@ fn near(found: &[CurvePoint], right: &[CurvePoint], share: f64) {
 }
 
 fn ask<'a>(config: &'a TrainConfig, dir: &'a Path) -> Ask<'a> {
-    Ask { config, dir, resume: false, stop_at: None, data_hash: |_| "same" }
+    Ask { config, dir, resume: false, stop_at: None, data_hash: |_| "d" }
 }
 
 #[test]
@@ -202,7 +184,7 @@ fn ranks_that_were_given_different_data_do_not_start() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("run");
     let differing =
-        Ask { data_hash: |rank| if rank == 2 { "other" } else { "same" }, ..ask(&config, &dir) };
+        Ask { data_hash: |rank| if rank == 2 { "other" } else { "d" }, ..ask(&config, &dir) };
     let outcomes = all(differing, 4, Stage::One);
     for (rank, (result, _)) in outcomes.into_iter().enumerate() {
         let error = result.unwrap_err();

@@ -191,6 +191,9 @@ pub struct RecipeArgs {
     /// Decay of matrices [default: 0.01]
     #[arg(long, value_name = "X")]
     pub weight_decay: Option<f64>,
+    /// Decay of embeddings, a tied output projection among them [default: 0]
+    #[arg(long, value_name = "X")]
+    pub embedding_decay: Option<f64>,
     /// What changes weights: adamw, or muon for the matrices of the layers with adamw for the rest
     /// [default: adamw]
     #[arg(long, value_name = "WORD", value_parser = optimizer)]
@@ -207,6 +210,13 @@ pub struct RecipeArgs {
     /// Share of values zeroed [default: 0]
     #[arg(long, value_name = "X")]
     pub dropout: Option<f32>,
+    /// Share of values zeroed of what a transformer's output projection reads [default: 0]
+    #[arg(long, value_name = "X")]
+    pub hidden_dropout: Option<f32>,
+    /// Evaluate and save an average of the weights that keeps this share of itself at each step, like
+    /// 0.998; 0 for the weights as they are [default: 0]
+    #[arg(long, value_name = "X")]
+    pub average: Option<f64>,
     /// Steps between evaluations on the validation side, 0 for once an epoch [default: 0]
     #[arg(long, value_name = "N")]
     pub eval_every: Option<u64>,
@@ -260,11 +270,14 @@ impl RecipeArgs {
         set!(
             decay_share,
             weight_decay,
+            embedding_decay,
             optimizer,
             muon_learning_rate,
             muon_weight_decay,
             clip,
             dropout,
+            hidden_dropout,
+            average,
             eval_every,
             patience,
             checkpoint_every,
@@ -678,7 +691,10 @@ fn descend(
     };
     let (model, company) = match (ended, rank) {
         (Ended::Alone(outcome), _) => (Some(outcome.model), None),
-        (Ended::Rank(outcome), Some(rank)) => (None, Some(rank.company(&plan, &outcome, runtime)?)),
+        (Ended::Rank(outcome), Some(rank)) => {
+            let company = rank.company(&plan, &outcome, runtime)?;
+            (outcome.model.filter(|_| first), Some(company))
+        }
         (Ended::Rank(_), None) => (None, None),
     };
     let layout = models::Model::layout_of(&config.model).map_err(CliError::failed)?;

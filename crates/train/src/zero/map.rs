@@ -86,7 +86,8 @@ fn end_to_end(
 }
 
 impl ShardMap {
-    /// The map of rank `rank` of `size`; `mixed` where computation reads 16 bits.
+    /// The map of rank `rank` of `size`, of the parameters that learn; `mixed` where computation
+    /// reads 16 bits.
     pub(crate) fn new(
         config: &ModelConfig,
         layout: &Arc<Layout>,
@@ -95,9 +96,11 @@ impl ShardMap {
     ) -> ShardMap {
         let specs = layout.specs();
         let is_vector = |&param: &usize| mixed && specs[param].shape.len() == 1;
+        let learns = |&param: &usize| config.trains(&specs[param].name);
         let Units { members, turns } = Units::of(config, layout);
         let unit = |params: &Vec<usize>| {
-            end_to_end(specs, params.iter().copied().filter(|param| !is_vector(param)))
+            let cut = |param: &usize| learns(param) && !is_vector(param);
+            end_to_end(specs, params.iter().copied().filter(cut))
         };
         let members: Vec<(Vec<Member>, usize)> = members.iter().map(unit).collect();
         let (vectors, vectors_len) = end_to_end(specs, (0..specs.len()).filter(is_vector));

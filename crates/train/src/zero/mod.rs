@@ -170,13 +170,18 @@ impl Place {
         }
         let alone = |what, hint| Err(ShareError::Alone { what, ranks, hint });
         match &config.model {
-            ModelConfig::Transformer(c) if c.lora.is_some() => {
-                return alone("an adapter (--lora)", "");
-            }
-            ModelConfig::Transformer(c) if !c.storage.is_empty() => {
-                return alone("a model with quantised weights", "");
+            ModelConfig::Transformer(c) if c.lora.is_some() && self.stage > Stage::Zero => {
+                let hint = "; what adapters need is small: give --zero 0";
+                return alone("a share of an adapter's state (--lora)", hint);
             }
             _ => {}
+        }
+        if config.train.average > 0.0 {
+            return alone("an average of weights", "");
+        }
+        if config.model.shares_layers() && self.stage > Stage::One {
+            let hint = "; their gradients come from several layers: give --zero 0 or 1";
+            return alone("layers with the same weights", hint);
         }
         if config.train.optimizer == OptimizerKind::Muon && self.stage > Stage::Zero {
             let hint = "; Muon turns whole matrices: give --zero 0, or --optimizer adamw";

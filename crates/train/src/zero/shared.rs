@@ -8,7 +8,7 @@ use super::map::UnitMap;
 use super::memory::{Memory, Rooms};
 use super::{Place, ShardMap, Shared, Stage, Truth};
 use crate::config::Recipe;
-use crate::optimizer::{AdamW, Applied, Spot};
+use crate::optimizer::{AdamW, Applied, Spot, decay_of};
 use kernels::{HalfKind, Team};
 use ledger::Buffer;
 use models::{Keeper, Model};
@@ -425,7 +425,7 @@ fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>) -> Vec<Spot> {
         let resident = start..start + piece.at.len();
         let at = |resides: bool| if resides { resident.clone() } else { piece.at.clone() };
         Spot {
-            decay: spec.decay,
+            decay: decay_of(spec),
             values: at(half.is_none() && stage < Stage::Three),
             bits: at(stage < Stage::Three),
             gradient: at(stage < Stage::Two),
