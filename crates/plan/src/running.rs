@@ -333,7 +333,7 @@ const MOST_LISTED: u64 = 64;
 /// What each rank will take, up to the 64th.
 ///
 /// # Errors
-/// As [`train`].
+/// As [`train()`].
 pub fn ranks(
     architecture: &Architecture,
     ask: &TrainAsk,
