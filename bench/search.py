@@ -3,7 +3,8 @@
 
 A trial is a file NAME.toml, as `autoreg train --config` takes it; its first line may be a comment
 that says why it is tried. A line of FOLDER/records.jsonl is a finished trial: the configuration, the
-best validation loss, the curve, the time. The test side is never read.
+best validation loss, the curve, the time; "stopped" marks one that was given up before its end. The
+test side is never read.
 
     bench/search.py FOLDER --autoreg target/release/autoreg --data mail    # run what has no record
     bench/search.py FOLDER --table                                         # a Markdown table
@@ -11,7 +12,6 @@ best validation loss, the curve, the time. The test side is never read.
 
 import argparse
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -60,8 +60,10 @@ def table(folder):
         if "failed" in r:
             print(f"| {name} | {r['why']} | | | failed | | |")
             continue
-        train = r["config"]["train"]
-        print(f"| {name} | {r['why']} | {r['parameters']:,} | {train['epochs']} | "
+        epochs = r["config"]["train"]["epochs"]
+        if "stopped" in r:
+            epochs = f"{len(r['curve'])} of {epochs}"
+        print(f"| {name} | {r['why']} | {r['parameters']:,} | {epochs} | "
               f"{r['valid_loss_nats']:.4f} | {r['curve'][-1][1]:.3f} | "
               f"{r['train_seconds'] / 60:.1f} |")
 
@@ -76,7 +78,6 @@ def main():
     asked = parser.parse_args()
     if asked.table:
         return table(asked.folder)
-    os.nice(19)
     while path := next_trial(asked.folder):
         record = run(path, asked.autoreg, asked.data, asked.threads)
         with (asked.folder / "records.jsonl").open("a") as out:

@@ -161,21 +161,27 @@ impl Experiment {
         let text = |word: &str| toml::Value::String(word.to_owned());
         let model = [
             ("hidden_size", 96.into()),
+            ("num_hidden_layers", 4.into()),
+            ("distinct_layers", 2.into()),
             ("num_attention_heads", 4.into()),
-            ("intermediate_size", 384.into()),
+            ("intermediate_size", 400.into()),
             ("norm", text("rms")),
             ("positions", text("rotary")),
             ("mlp", text("relu2")),
             ("bias", false.into()),
+            ("head_bias", true.into()),
             ("tie_word_embeddings", true.into()),
             ("qk_norm", true.into()),
         ];
-        let train: [(&str, toml::Value); 5] = [
+        let train = [
             ("optimizer", text("muon")),
-            ("learning_rate", 0.01.into()),
-            ("muon_learning_rate", 0.02.into()),
+            ("learning_rate", 0.02.into()),
+            ("muon_learning_rate", 0.04.into()),
+            ("muon_weight_decay", 0.02.into()),
+            ("embedding_decay", 0.02.into()),
             ("final_share", 0.0.into()),
             ("dropout", 0.1.into()),
+            ("average", 0.998.into()),
         ];
         let table = |entries: &[(&str, toml::Value)]| -> toml::Table {
             entries.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
