@@ -2,8 +2,8 @@
 //!
 //! A family is what departs from the textbook: one file that lists it, one line in [`ALL`]. The
 //! network itself is `models`' one transformer. A [`Checkpoint`] is opened without reading a weight;
-//! [`Checkpoint::bindings`] says which tensors (types and raw bytes as the file has them) make which
-//! parameter, and [`Checkpoint::load`] fills a model with their values as floats.
+//! [`Weights::bindings`] says which tensors (types and raw bytes as the file has them) make which
+//! parameter, and [`Weights::load`] fills a model with their values as floats.
 
 mod binding;
 mod checkpoint;
