@@ -3,22 +3,11 @@
 #[path = "common/http.rs"]
 mod http;
 
-use http::{Server, fixture, read};
+use http::{CHAT, COMPLETIONS, fixture, llama, read, said};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-const COMPLETIONS: &str = "/v1/completions";
-const CHAT: &str = "/v1/chat/completions";
-
-fn llama(more: &[&str]) -> Server {
-    Server::start(&fixture("llama"), more)
-}
-
-fn said(text: &str) -> Value {
-    json!([{ "role": "user", "content": text }])
-}
 
 #[test]
 fn o11_pages_after_the_client_leaves() {

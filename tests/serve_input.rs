@@ -4,20 +4,9 @@
 #[path = "common/http.rs"]
 mod http;
 
-use http::{Answer, Server, fixture};
+use http::{Answer, CHAT, COMPLETIONS, Server, fixture, llama, said};
 use serde_json::{Value, json};
 use std::io::Write;
-
-const COMPLETIONS: &str = "/v1/completions";
-const CHAT: &str = "/v1/chat/completions";
-
-fn llama(more: &[&str]) -> Server {
-    Server::start(&fixture("llama"), more)
-}
-
-fn said(text: &str) -> Value {
-    json!([{ "role": "user", "content": text }])
-}
 
 #[test]
 fn o13_wrong_types_and_impossible_values() {

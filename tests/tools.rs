@@ -7,10 +7,9 @@ mod family;
 mod http;
 
 use family::{Family, family};
-use http::Answer;
+use http::{Answer, CHAT};
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 

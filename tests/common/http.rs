@@ -2,12 +2,27 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// Where completions are asked for.
+pub const COMPLETIONS: &str = "/v1/completions";
+/// Where chats are.
+pub const CHAT: &str = "/v1/chat/completions";
+
+/// A server of the small llama.
+pub fn llama(more: &[&str]) -> Server {
+    Server::start(&fixture("llama"), more)
+}
+
+/// A chat of one line.
+pub fn said(text: &str) -> Value {
+    json!([{ "role": "user", "content": text }])
+}
 
 /// A server; it ends with the test.
 pub struct Server {
