@@ -91,6 +91,43 @@ fn training_tells_its_bytes_in_the_run_folder() {
     works(&["diagnose", out.to_str().unwrap()]);
 }
 
+#[test]
+fn counting_tells_its_bytes_in_the_run_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    for (model, order) in [("bigram", 2), ("ngram", 4)] {
+        let out = dir.path().join(model);
+        let words = ["train", "--data", common::data(), "--model", model, "--ledger", "--out"];
+        let order = order.to_string();
+        let more = if model == "ngram" { vec!["--order", &order] } else { vec![] };
+        let ran = works(&[&words[..], &[out.to_str().unwrap()], &more[..]].concat());
+        assert!(ran.out.contains("unexplained"), "{}", ran.out);
+        let found = check(&out, &["weights", "workspace", "data", "runtime"]);
+        let result = std::fs::read_to_string(out.join("result.json")).unwrap();
+        let result: Value = serde_json::from_str(&result).unwrap();
+        assert_eq!(found["parameters"], result["parameters"]);
+        for row in found["terms"].as_array().unwrap() {
+            let term = |key: &str| row[key].as_u64().unwrap();
+            match row["name"].as_str().unwrap() {
+                // The tables that are left, and what they were counted in.
+                "weights" => {
+                    assert_eq!(
+                        term("predicted_bytes"),
+                        result["parameter_bytes"].as_u64().unwrap()
+                    );
+                    assert_eq!(term("peak_bytes"), term("predicted_bytes"), "{row}");
+                }
+                "workspace" => {
+                    let ratio = term("peak_bytes") as f64 / term("predicted_bytes") as f64;
+                    assert!((0.9..1.1).contains(&ratio), "{ratio}: {row}");
+                }
+                "data" => assert_eq!(term("peak_bytes"), term("predicted_bytes"), "{row}"),
+                _ => {}
+            }
+        }
+        works(&["diagnose", out.to_str().unwrap()]);
+    }
+}
+
 /// Weights are read as floats, become master weights, and are floats again when the folder is exported: no
 /// term has more than was predicted at any moment.
 #[test]

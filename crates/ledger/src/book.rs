@@ -137,6 +137,14 @@ impl Charge {
         self.account = account;
     }
 
+    /// Books another number of bytes: what is charged has grown or become smaller.
+    pub fn resize(&mut self, bytes: u64) {
+        let mut book = book();
+        book.current[self.account as usize] -= self.bytes;
+        book.take(self.account, bytes);
+        self.bytes = bytes;
+    }
+
     /// The account.
     pub fn account(&self) -> Account {
         self.account

@@ -4,7 +4,7 @@
 //! continuations of a context are neighbours. Contexts stop at the sequence's first token.
 
 use crate::config::{ConfigError, NgramConfig, Smoothing};
-use ledger::{Account, Charge};
+use ledger::{Account, Charge, Plan};
 use std::collections::HashMap;
 
 /// Runs of one length: sorted keys with what was counted.
@@ -53,8 +53,8 @@ impl Ngram {
     }
 
     fn build(config: NgramConfig, bits: u32, levels: Vec<Level>) -> Ngram {
-        let bytes: usize = levels.iter().map(|l| 8 * l.keys.len() + 4 * l.counts.len()).sum();
-        Ngram { config, bits, levels, _charge: Charge::new(Account::Weights, bytes as u64) }
+        let bytes = levels.iter().map(Level::bytes).sum();
+        Ngram { config, bits, levels, _charge: Charge::new(Account::Weights, bytes) }
     }
 
     /// The configuration, its smoothing filled in.
@@ -82,9 +82,14 @@ impl Ngram {
         self.levels.iter().map(|l| l.keys.len() as u64).sum()
     }
 
+    /// Runs that were seen, by their length from 1.
+    pub fn runs(&self) -> Vec<u64> {
+        self.levels.iter().map(|l| l.keys.len() as u64).collect()
+    }
+
     /// Bytes of the tables.
     pub fn bytes(&self) -> u64 {
-        12 * self.nonzero_parameters()
+        RUN * self.nonzero_parameters()
     }
 
     /// Keys and counts of each length, for a file.
@@ -312,6 +317,19 @@ pub struct Counter {
     /// Per length: whole counts, and those of runs that start a sequence.
     counts: Vec<HashMap<u64, u32>>,
     starts: Vec<HashMap<u64, u32>>,
+    /// Of the tables.
+    bytes: u64,
+    charge: Charge,
+}
+
+/// Bytes of a key with its count.
+const PAIR: u64 = size_of::<(u64, u32)>() as u64;
+
+/// Bytes of a hash table that has room for so many pairs: places are a power of two, of which seven of
+/// eight are filled, with a byte of control each.
+fn table_bytes(capacity: usize) -> u64 {
+    let places = (capacity as u64 * 8 / 7).next_power_of_two();
+    if capacity == 0 { 0 } else { places * (PAIR + 1) }
 }
 
 impl Counter {
@@ -322,7 +340,21 @@ impl Counter {
     pub fn new(config: &NgramConfig) -> Result<Counter, ConfigError> {
         let empty = vec![HashMap::new(); config.order];
         let bits = key_bits(config)?;
-        Ok(Counter { config: config.clone(), bits, counts: empty.clone(), starts: empty })
+        let (config, starts) = (config.clone(), empty.clone());
+        let charge = Charge::new(Account::Workspace, 0);
+        Ok(Counter { config, bits, counts: empty, starts, bytes: 0, charge })
+    }
+
+    /// What counting so many runs of each length takes: the tables that they are hashed into, sorted one
+    /// after the other, and the model.
+    pub fn plan(runs: &[u64]) -> Plan {
+        let mut plan = Plan::default();
+        let hashed =
+            |from: usize| runs[from..].iter().map(|&n| table_bytes(n as usize)).sum::<u64>();
+        let most = (0..runs.len()).map(|at| hashed(at) + PAIR * runs[at]).max().unwrap_or(0);
+        plan.add_bytes("counts, hashed and sorted", Account::Workspace, most);
+        plan.add_bytes("counts", Account::Weights, RUN * runs.iter().sum::<u64>());
+        plan
     }
 
     fn kneser_ney(&self) -> bool {
@@ -347,6 +379,7 @@ impl Counter {
                 }
             }
         }
+        self.account();
     }
 
     /// The model.
@@ -364,22 +397,43 @@ impl Counter {
                 self.counts[length - 1] = shorter;
             }
             self.config.smoothing.get_or_insert(Smoothing::KneserNey { discount: None });
+            self.account();
         }
-        let levels = self
-            .counts
-            .into_iter()
-            .map(|counts| {
-                let mut pairs: Vec<(u64, u32)> = counts.into_iter().collect();
-                pairs.sort_unstable();
-                let (keys, counts) = pairs.into_iter().unzip();
-                Level::new(keys, counts)
-            })
-            .collect();
+        let mut charge = Charge::new(Account::Weights, 0);
+        let mut levels: Vec<Level> = Vec::new();
+        for length in 0..self.counts.len() {
+            let counts = std::mem::take(&mut self.counts[length]);
+            let _sorting = Charge::new(Account::Workspace, PAIR * counts.len() as u64);
+            let mut pairs: Vec<(u64, u32)> = counts.into_iter().collect();
+            self.account();
+            pairs.sort_unstable();
+            let (keys, counts) = pairs.into_iter().unzip();
+            levels.push(Level::new(keys, counts));
+            charge.resize(levels.iter().map(Level::bytes).sum());
+        }
+        drop(charge);
         Ngram::build(self.config, self.bits, levels)
+    }
+
+    /// Books what the tables take now.
+    fn account(&mut self) {
+        let tables = self.counts.iter().chain(&self.starts);
+        let bytes = tables.map(|table| table_bytes(table.capacity())).sum();
+        if bytes != self.bytes {
+            self.charge.resize(bytes);
+            self.bytes = bytes;
+        }
     }
 }
 
+/// Bytes of a run that was seen: its key and its count.
+const RUN: u64 = (size_of::<u64>() + size_of::<u32>()) as u64;
+
 impl Level {
+    fn bytes(&self) -> u64 {
+        RUN * self.keys.len() as u64
+    }
+
     fn new(keys: Vec<u64>, counts: Vec<u32>) -> Level {
         let n = |c: u32| counts.iter().filter(|&&x| x == c).count() as f64;
         let (once, twice) = (n(1), n(2));

@@ -1,6 +1,7 @@
 //! `autoreg train`: one model on one data set, into a run folder.
 
 mod board;
+mod counts;
 mod lora;
 mod memory;
 mod over_ranks;
@@ -18,7 +19,6 @@ use corpus::{Dataset, Side};
 use ledger::{Account, Charge, Plan, Report};
 use lora::AskedLora;
 use memory::Asked;
-use models::ngram::Counter;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
 use over_ranks::{Rank, RankArgs};
 use sample::{SampleArgs, Sampler};
@@ -400,7 +400,7 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
         (ModelConfig::Ngram(_), _) if rank.is_some() => {
             return Err(CliError::input("a count model is made by one process: leave --zero away"));
         }
-        (ModelConfig::Ngram(ngram), Some(data)) => count(args, &config, ngram, data)?,
+        (ModelConfig::Ngram(ngram), Some(data)) => counts::run(args, &config, ngram, data)?,
         _ => descend(args, &config, data.as_ref(), init, rank)?,
     };
     if rank.is_some_and(|rank| !rank.is_first()) {
@@ -408,14 +408,10 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     }
     let (text, mut told) = (json(&summary.json)?, summary.text);
     write(&args.out.join("result.json"), &text)?;
-    if args.ledger && summary.ledger.is_none() {
-        term::note("note: no ledger: a model of counts has no buffers that are planned");
-    }
-    if let Some((report, known)) = summary.ledger {
-        recording::write(&args.out, &format!("train {}", args.out.display()), &report, known)?;
-        if args.ledger && !args.json {
-            told += &recording::table(&report);
-        }
+    let (report, known) = summary.ledger;
+    recording::write(&args.out, &format!("train {}", args.out.display()), &report, known)?;
+    if args.ledger && !args.json {
+        told += &recording::table(&report);
     }
     term::print(if args.json { &text } else { &told });
     Ok(())
@@ -455,19 +451,28 @@ fn write(path: &Path, text: &str) -> Result<(), CliError> {
         .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))
 }
 
-/// Adds the mapped token files of the sides that training reads to the plan and to the books.
+/// Adds the mapped token files of the sides that training reads, and the order of an epoch, to the plan
+/// and to the books.
 pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
-    let mut add = |name: &str, bytes: u64| {
-        plan.add_bytes(name, Account::Data, bytes);
-        Charge::new(Account::Data, bytes)
-    };
-    let mut charges = vec![add("order of an epoch", order_bytes(data.side(Side::Train).len()))];
-    for side in [Side::Train, Side::Valid] {
+    let order = order_bytes(data.side(Side::Train).len());
+    let mut charges = vec![planned(plan, "order of an epoch", order)];
+    charges.extend(plan_mapped(plan, data));
+    charges
+}
+
+/// The same of the mapped token files alone.
+fn plan_mapped(plan: &mut Plan, data: &Dataset) -> [Charge; 2] {
+    [Side::Train, Side::Valid].map(|side| {
         let path = data.dir().join(side.file_name());
         let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
-        charges.push(add(&format!("{} tokens, mapped", side.name()), bytes));
-    }
-    charges
+        planned(plan, &format!("{} tokens, mapped", side.name()), bytes)
+    })
+}
+
+/// Data that the plan and the books have alike.
+fn planned(plan: &mut Plan, name: &str, bytes: u64) -> Charge {
+    plan.add_bytes(name, Account::Data, bytes);
+    Charge::new(Account::Data, bytes)
 }
 
 /// Adds the documents and their order to the plan; the documents have charged themselves.
@@ -481,7 +486,7 @@ fn plan_documents(plan: &mut Plan, train: &dyn Sequences) -> Vec<Charge> {
 struct Summary {
     json: serde_json::Value,
     text: String,
-    ledger: Option<(Report, recording::Known)>,
+    ledger: (Report, recording::Known),
 }
 
 /// What a run reads.
@@ -766,7 +771,7 @@ fn descend(
         ranks: company.as_ref().map(|company| (company.ranks(), company.sent_per_step())),
     };
     text.extend(company.map(|company| company.text(config)));
-    Ok(Summary { json, text, ledger: Some((report, known)) })
+    Ok(Summary { json, text, ledger: (report, known) })
 }
 
 /// How training ended.
@@ -800,62 +805,4 @@ fn screen(
         return Ok(Screen::Board(Box::new(board)));
     }
     Ok(Screen::Lines(Progress::new(total, quiet)))
-}
-
-/// Counts, smoothing chosen on the validation side.
-fn count(
-    args: &TrainArgs,
-    config: &TrainConfig,
-    ngram: &NgramConfig,
-    data: &Dataset,
-) -> Result<Summary, CliError> {
-    let started = Instant::now();
-    let train = data.side(Side::Train);
-    verify(data)?;
-    let mut counter = Counter::new(ngram).map_err(CliError::input)?;
-    make_room(args)?;
-    let mut ids = Vec::new();
-    for i in 0..Sequences::len(train) {
-        train.copy(i, &mut ids);
-        counter.add(&ids);
-    }
-    let mut model = counter.finish();
-    let valid = data.side(Side::Valid);
-    let held: Vec<Vec<u32>> = (0..Sequences::len(valid))
-        .map(|i| {
-            let mut ids = Vec::new();
-            valid.copy(i, &mut ids);
-            ids
-        })
-        .collect();
-    let trials = model.choose(held.iter().map(Vec::as_slice));
-    let seconds = started.elapsed().as_secs_f64();
-    let saved = ModelConfig::Ngram(model.config().clone());
-    train::write_count_model(&args.out, &model, &data.tokenizer().to_bytes())
-        .map_err(CliError::input)?;
-    let best = trials.iter().map(|t| t.loss).fold(f64::INFINITY, f64::min);
-    let json = json!({
-        "model": saved.kind(),
-        "parameters": model.dense_parameters(),
-        "nonzero_parameters": model.nonzero_parameters(),
-        "parameter_bytes": model.bytes(),
-        "valid_loss_nats": best.is_finite().then_some(best),
-        "smoothing": model.smoothing(),
-        "trials": trials.iter().map(|t| json!({"smoothing": t.smoothing, "valid_loss_nats": t.loss.is_finite().then_some(t.loss)})).collect::<Vec<_>>(),
-        "train_tokens": Sequences::targets(train),
-        "train_seconds": seconds,
-        "tokens_per_second": Sequences::targets(train) as f64 / seconds.max(1e-9),
-        "peak_process_bytes": ledger::peak_bytes(),
-        "synthetic": data.manifest().synthetic,
-        "seed": config.train.seed,
-    });
-    let text = format!(
-        "{} with {} counts ({} possible), smoothing {:?}: validation loss {best:.4} nats/token\nrun folder: {}\n",
-        saved.kind(),
-        thousands(model.nonzero_parameters()),
-        thousands(model.dense_parameters()),
-        model.smoothing(),
-        args.out.display(),
-    );
-    Ok(Summary { json, text, ledger: None })
 }
