@@ -2,10 +2,12 @@
 //! server runs, only a step's time comes from a model of it instead of from a clock.
 //!
 //! Requests arrive at random times (or each of some clients sends its next when its last is
-//! answered), go to a replica, wait, are read in steps beside others, and write their tokens. Between
-//! client and server only a client's turn from an answer to its next request takes time.
+//! answered), go to a replica, wait, are read in steps beside others, and write their tokens. Beside
+//! steps time passes as far as it was measured: between two of them, on a request's way, and from an
+//! answer to the same client's next request.
 
 use crate::Error;
+pub use crate::step_cost::{Beside, MeasuredSteps, StepCost, StepShape};
 use engine::serving::{Limits, PageKey, Scheduler, SequenceId, Step};
 use kernels::{stream_key, uniform};
 use serde::Serialize;
@@ -41,47 +43,6 @@ pub enum Routing {
     LeastBusy,
     /// Any.
     Random,
-}
-
-/// Seconds of a step.
-pub trait StepCost {
-    /// Of `rows` tokens, whose sequences see `past` tokens before them in all, with `logits` rows
-    /// of logits.
-    fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64;
-}
-
-/// Times that were measured: of a step's rows, of its rows of logits with the choices made of them,
-/// both straight between two neighbours; and what a token of the past adds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct MeasuredSteps {
-    /// (rows, seconds without logits), rising.
-    pub by_rows: Vec<(u64, f64)>,
-    /// (rows of logits, seconds that they add), rising.
-    pub by_logits: Vec<(u64, f64)>,
-    /// Seconds a token of the past.
-    pub past_s: f64,
-}
-
-impl StepCost for MeasuredSteps {
-    fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64 {
-        let choices = if logits == 0 { 0.0 } else { between(&self.by_logits, logits) };
-        between(&self.by_rows, rows) + choices + self.past_s * past as f64
-    }
-}
-
-/// What stands at `n` on the straight lines through rising points; the first point's before it.
-fn between(points: &[(u64, f64)], n: u64) -> f64 {
-    let line = |a: (u64, f64), b: (u64, f64)| {
-        let share = (n as f64 - a.0 as f64) / (b.0 - a.0).max(1) as f64;
-        a.1 + share * (b.1 - a.1)
-    };
-    let above = points.iter().position(|&(at, _)| at >= n);
-    match (above, points.len()) {
-        (_, 0) => 0.0,
-        (Some(0), _) | (None, 1) => points[0].1,
-        (Some(i), _) => line(points[i - 1], points[i]),
-        (None, count) => line(points[count - 2], points[count - 1]),
-    }
 }
 
 /// What is simulated.
@@ -152,7 +113,7 @@ pub struct FleetReport {
     pub whole: Spread,
     /// Tokens of answers a second, all servers together.
     pub tokens_per_second: f64,
-    /// Share of the time in which a server runs a step, on average.
+    /// Share of the time in which a server runs a step or hands out its tokens, on average.
     pub busy_share: f64,
     /// Sequences sent back to wait.
     pub preemptions: u64,
@@ -230,6 +191,8 @@ struct Replica {
     scheduler: Scheduler,
     /// The step in progress and when it ends.
     running: Option<(Step, f64)>,
+    /// When the next may begin.
+    free_at: f64,
     /// Requests that are here.
     held: usize,
     busy: f64,
@@ -246,6 +209,7 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
         .map(|_| Replica {
             scheduler: Scheduler::new(ask.limits),
             running: None,
+            free_at: 0.0,
             held: 0,
             busy: 0.0,
         })
@@ -269,9 +233,8 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
                 start(replica, now, cost, &mut requests)?;
             }
         }
-        let ends = replicas.iter().enumerate();
-        let ends = ends.filter_map(|(i, r)| r.running.as_ref().map(|(_, end)| (i, *end)));
-        let end = ends.min_by(|a, b| a.1.total_cmp(&b.1));
+        let end = replicas.iter().enumerate().filter_map(|(i, r)| Some((i, r.next(now)?)));
+        let end = end.min_by(|a, b| a.1.total_cmp(&b.1));
         match (arrival, end) {
             (Some(at), other) if other.is_none_or(|(_, end)| at <= end) => {
                 now = at;
@@ -291,7 +254,7 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
             }
             (_, Some((i, end))) => {
                 now = end;
-                let ended = finish(&mut replicas[i], now, &mut requests);
+                let ended = finish(&mut replicas[i], now, cost, &mut requests);
                 if !open {
                     (0..ended).for_each(|_| turns.next(now));
                 }
@@ -299,7 +262,7 @@ pub fn simulate(ask: &FleetAsk, cost: &dyn StepCost) -> Result<FleetReport, Erro
             _ => break,
         }
     }
-    Ok(report(ask, &requests, &replicas, now))
+    Ok(report(ask, &requests, &replicas, (now, cost.request())))
 }
 
 /// When clients send next, in order.
@@ -398,6 +361,14 @@ fn route(ask: &FleetAsk, replicas: &[Replica], i: usize) -> usize {
     }
 }
 
+impl Replica {
+    /// When something happens next that began here: a step ends, or another may begin.
+    fn next(&self, now: f64) -> Option<f64> {
+        let free = (self.held > 0 && self.free_at > now).then_some(self.free_at);
+        self.running.as_ref().map(|(_, end)| *end).or(free)
+    }
+}
+
 /// Begins the next step of a server that runs none.
 fn start(
     replica: &mut Replica,
@@ -405,7 +376,7 @@ fn start(
     cost: &dyn StepCost,
     requests: &mut [Request],
 ) -> Result<(), Error> {
-    if replica.running.is_some() || replica.held == 0 {
+    if replica.running.is_some() || replica.held == 0 || replica.free_at > now {
         return Ok(());
     }
     let mut step = replica.scheduler.next_step();
@@ -422,24 +393,23 @@ fn start(
     for &(id, _) in &step.admitted {
         requests[id as usize].admitted.get_or_insert(now);
     }
-    let (mut rows, mut past, mut logits) = (0, 0, 0);
+    let mut shape = StepShape::default();
     for work in &step.work {
-        rows += work.tokens as u64;
-        past += work.from as u64;
-        logits += work.rows() as u64;
+        shape.add(work.from as u64, work.tokens as u64, work.rows() as u64);
     }
-    let seconds = cost.seconds(rows, past, logits);
+    let seconds = cost.seconds(&shape);
     replica.busy += seconds;
     replica.running = Some((step, now + seconds));
     Ok(())
 }
 
 /// Ends a step: tokens are written, requests end; answers with how many did.
-fn finish(replica: &mut Replica, now: f64, requests: &mut [Request]) -> usize {
+fn finish(replica: &mut Replica, now: f64, cost: &dyn StepCost, requests: &mut [Request]) -> usize {
     let Some((step, _)) = replica.running.take() else { return 0 };
     replica.scheduler.done(&step);
-    let mut ended = 0;
+    let (mut ended, mut tokens) = (0, 0);
     for work in step.work.iter().filter(|work| work.last) {
+        tokens += 1;
         let request = &mut requests[work.id as usize];
         request.written += 1;
         request.first.get_or_insert(now);
@@ -452,10 +422,20 @@ fn finish(replica: &mut Replica, now: f64, requests: &mut [Request]) -> usize {
             replica.scheduler.push(work.id, 0);
         }
     }
+    let beside = cost.beside(tokens);
+    replica.free_at = now + beside;
+    if replica.held > 0 {
+        replica.busy += beside;
+    }
     ended
 }
 
-fn report(ask: &FleetAsk, all: &[Request], replicas: &[Replica], now: f64) -> FleetReport {
+fn report(
+    ask: &FleetAsk,
+    all: &[Request],
+    replicas: &[Replica],
+    (now, request_s): (f64, f64),
+) -> FleetReport {
     let spread =
         |of: &dyn Fn(&Request) -> Option<f64>| Spread::of(all.iter().filter_map(of).collect());
     let began = all.first().map_or(0.0, |r| r.arrived);
@@ -466,11 +446,11 @@ fn report(ask: &FleetAsk, all: &[Request], replicas: &[Replica], now: f64) -> Fl
         replicas: ask.replicas,
         requests: all.iter().filter(|r| r.ended.is_some()).count(),
         queue: spread(&|r| Some(r.admitted? - r.arrived)),
-        first_token: spread(&|r| Some(r.first? - r.arrived)),
+        first_token: spread(&|r| Some(r.first? - r.arrived + request_s)),
         per_token: spread(&|r| {
             (r.answer > 1).then_some((r.ended? - r.first?) / (r.answer - 1) as f64)
         }),
-        whole: spread(&|r| Some(r.ended? - r.arrived)),
+        whole: spread(&|r| Some(r.ended? - r.arrived + request_s)),
         tokens_per_second: written as f64 / seconds,
         busy_share: busy / (seconds * replicas.len() as f64),
         preemptions: replicas.iter().map(|r| r.scheduler.totals().preemptions).sum(),
@@ -514,7 +494,7 @@ mod tests {
     struct Constant(f64);
 
     impl StepCost for Constant {
-        fn seconds(&self, _rows: u64, _past: u64, _logits: u64) -> f64 {
+        fn seconds(&self, _shape: &StepShape) -> f64 {
             self.0
         }
     }
@@ -611,18 +591,6 @@ mod tests {
         assert!(simulate(&fewer, &Constant(1.0)).unwrap().first_token.p90_ms > 3000.0);
         let never = Objective { first_token_ms: 1.0, per_token_ms: 1.0 };
         assert_eq!(fewest_replicas(&load, never, 3, &Constant(1.0)).unwrap(), None);
-    }
-
-    #[test]
-    fn measured_times_are_straight_between_neighbours() {
-        let steps = MeasuredSteps {
-            by_rows: vec![(1, 1.0), (3, 2.0), (5, 4.0)],
-            by_logits: vec![(1, 0.25), (3, 0.75)],
-            past_s: 0.5,
-        };
-        let of = |rows, past| steps.seconds(rows, past, 0);
-        assert_eq!((of(1, 0), of(2, 0), of(4, 0), of(7, 0)), (1.0, 1.5, 3.0, 6.0));
-        assert_eq!((of(1, 4), steps.seconds(3, 0, 2)), (3.0, 2.5));
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod search;
 mod serve;
 mod sheet;
 mod state;
+mod step_cost;
 mod term;
 pub mod tools;
 mod train;

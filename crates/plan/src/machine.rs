@@ -4,6 +4,7 @@
 //! A named machine's figures are the vendor's peaks, so its times are the best that could be; those
 //! of a machine measured by `autoreg doctor` are what this program's kernels reach.
 
+use crate::fleet::{StepCost, StepShape};
 use crate::published::nearest;
 use crate::term::product;
 use crate::{Architecture, Error, NumberKind, ServeAsk, TrainAsk, kv_bytes};
@@ -317,10 +318,10 @@ pub(crate) fn token_arithmetic(
 /// A step's time by a machine's roofline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roofline {
-    /// Seconds of arithmetic a row, a row of logits, and a token of the past.
+    /// Seconds of arithmetic a row, a row of logits, and a pair of tokens.
     row: f64,
     logits: f64,
-    past: f64,
+    pair: f64,
     /// Seconds of reading the weights that steps of 1, 2, 4 rows and so on read, and a token of the
     /// past.
     weights: Vec<f64>,
@@ -351,17 +352,18 @@ impl Roofline {
         Ok(Roofline {
             row: 2.0 * units.active_layer as f64 * layers / flops,
             logits: 2.0 * units.projection as f64 / flops,
-            past: 4.0 * width * layers / flops,
+            pair: 4.0 * width * layers / flops,
             weights: (0..=16).map(|i| read(f64::from(1u32 << i))).collect::<Result<_, _>>()?,
             kv: kv_bytes(config, 1, 1, ask.kv)? as f64 / bandwidth,
         })
     }
 }
 
-impl crate::fleet::StepCost for Roofline {
-    fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64 {
-        let (rows, past, logits) = (rows as f64, past as f64, logits as f64);
-        let compute = rows * self.row + logits * self.logits + past * self.past;
+impl StepCost for Roofline {
+    fn seconds(&self, shape: &StepShape) -> f64 {
+        let [rows, past, pairs, logits] =
+            [shape.rows, shape.past, shape.pairs, shape.logits].map(|n| n as f64);
+        let compute = rows * self.row + logits * self.logits + pairs * self.pair;
         let weights = self.weights.get(rows.max(1.0).log2().ceil() as usize);
         let weights = weights.or(self.weights.last()).copied().unwrap_or(0.0);
         compute.max(weights + past * self.kv)

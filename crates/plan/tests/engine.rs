@@ -5,19 +5,29 @@
 use decoding::Rules;
 use engine::serving::{Asked, Engine, Event, Executor, Limits, Piece, Rows, SequenceId};
 use engine::{Error, Request};
-use plan::fleet::{Arrivals, FleetAsk, Lengths, Routing, StepCost, simulate};
+use plan::fleet::{Arrivals, FleetAsk, Lengths, Routing, StepCost, StepShape, simulate};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use tokenizer::Tokenizer;
 
 const VOCABULARY: usize = 8;
 
-/// Seconds of a step: something for itself, for each row, for what the rows see, for each choice.
+/// Seconds of a request's way.
+const REQUEST: f64 = 0.03;
+
+/// Seconds of a step, and beside it: something for itself, for each row, for what is read and seen, for each choice.
 struct Cost;
 
 impl StepCost for Cost {
-    fn seconds(&self, rows: u64, past: u64, logits: u64) -> f64 {
-        0.02 + 1e-3 * rows as f64 + 1e-5 * past as f64 + 2e-3 * logits as f64
+    fn seconds(&self, shape: &StepShape) -> f64 {
+        let seen = 1e-5 * shape.past as f64 + 1e-6 * shape.pairs as f64;
+        0.02 + 1e-3 * shape.rows as f64 + seen + 2e-3 * shape.logits as f64
+    }
+    fn beside(&self, tokens: u64) -> f64 {
+        4e-3 + 5e-4 * tokens as f64
+    }
+    fn request(&self) -> f64 {
+        REQUEST
     }
 }
 
@@ -34,17 +44,17 @@ impl Executor for Timed {
         None
     }
     fn run(&mut self, pieces: &[Piece<'_>], logits: &mut [f32]) -> Result<(), Error> {
-        let (mut rows, mut past, mut wanted) = (0, 0, 0);
+        let mut shape = StepShape::default();
         for piece in pieces {
-            rows += (piece.known.len() - piece.from) as u64;
-            past += piece.from as u64;
-            wanted += match piece.rows {
+            let tokens = piece.known.len() - piece.from;
+            let wanted = match piece.rows {
                 Rows::None => 0,
-                Rows::From(place) => (piece.known.len() - place) as u64,
-                Rows::Every => (piece.known.len() - piece.from) as u64,
+                Rows::From(place) => piece.known.len() - place,
+                Rows::Every => tokens,
             };
+            shape.add(piece.from as u64, tokens as u64, wanted as u64);
         }
-        *self.clock.lock().unwrap() += Cost.seconds(rows, past, wanted);
+        *self.clock.lock().unwrap() += Cost.seconds(&shape);
         for row in logits.chunks_exact_mut(VOCABULARY) {
             row.fill(0.0);
             row[1] = 9.0;
@@ -81,7 +91,7 @@ fn engine(
     let mut engine = Engine::new(Box::new(timed), limits, &tokenizer()).unwrap();
     let (mut sent, mut ended) = (0, 0);
     let mut times: HashMap<u64, (f64, f64, f64)> = HashMap::new();
-    let mut preempted = 0;
+    let (mut preempted, mut beside) = (0, 0.0);
     while ended < requests {
         while sent < requests && sent - ended < clients {
             // Like the simulator's: no two begin alike.
@@ -101,10 +111,14 @@ fn engine(
             times.insert(sent as u64, (now(), 0.0, 0.0));
             sent += 1;
         }
+        // Whoever came while tokens were handed out is there when the next step begins.
+        *clock.lock().unwrap() += beside;
         let (report, events) = engine.step();
+        let mut tokens = 0;
         preempted = report.totals.preemptions;
         for (id, event) in events {
             let Event::Token(chosen) = event else { continue };
+            tokens += 1;
             let time = times.get_mut(&id).unwrap();
             if time.1 == 0.0 {
                 time.1 = now();
@@ -114,9 +128,11 @@ fn engine(
                 ended += 1;
             }
         }
+        beside = Cost.beside(tokens);
     }
     let each = (0..requests as u64).map(|id| times[&id]);
-    (each.map(|(came, first, end)| (first - came, end - came)).collect(), preempted)
+    let way = |(came, first, end)| (first - came + REQUEST, end - came + REQUEST);
+    (each.map(way).collect(), preempted)
 }
 
 #[track_caller]

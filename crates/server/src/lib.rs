@@ -42,5 +42,5 @@ pub use error::ApiError;
 pub use listen::listen;
 pub use metrics::{Metrics, Phases};
 pub use routes::router;
-pub use run::run;
+pub use run::{during, run};
 pub use tls::{Tls, TlsError};

@@ -3,9 +3,10 @@
 use crate::app::App;
 use crate::listen::listen;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Listens until SIGTERM or SIGINT, then drains; a second signal ends the wait. `bound` is told of
@@ -18,12 +19,7 @@ pub fn run(
     address: SocketAddr,
     bound: impl FnOnce(SocketAddr),
 ) -> io::Result<bool> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .thread_name("autoreg-http")
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let listener = TcpListener::bind(address).await?;
@@ -45,4 +41,26 @@ pub fn run(
             _ = interrupt.recv() => Ok(false),
         }
     })
+}
+
+/// Listens on a free port of this machine alone while `work` is done with its address, then drains.
+///
+/// # Errors
+/// A system without such a port, or without threads.
+pub fn during<T>(app: &Arc<App>, work: impl FnOnce(SocketAddr) -> T) -> io::Result<T> {
+    let runtime = runtime()?;
+    let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+    let address = listener.local_addr()?;
+    let (end, asked) = tokio::sync::oneshot::channel::<()>();
+    let served = runtime.spawn(listen(Arc::clone(app), listener, async {
+        drop(asked.await);
+    }));
+    let done = work(address);
+    let _ = end.send(());
+    runtime.block_on(served).map_err(io::Error::other)??;
+    Ok(done)
+}
+
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(1).thread_name("autoreg-http").enable_all().build()
 }

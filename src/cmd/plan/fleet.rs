@@ -11,8 +11,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use engine::serving::Limits;
 use kernels::Team;
 use plan::fleet::{
-    Arrivals, FleetAsk, FleetGrid, FleetReport, Lengths, MeasuredSteps, Objective, Routing, Spread,
-    StepCost, fewest_replicas, simulate,
+    Arrivals, Beside, FleetAsk, FleetGrid, FleetReport, Lengths, MeasuredSteps, Objective, Routing,
+    Spread, StepCost, fewest_replicas, simulate,
 };
 use plan::{Architecture, NumberKind, Roofline, ServeAsk, running};
 use serde_json::Value;
@@ -109,9 +109,10 @@ pub struct FleetArgs {
     /// Workers, with --calibrate
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Milliseconds between an answer and the same client's next request
-    #[arg(long, value_name = "MS", default_value_t = 2.0, value_parser = turnaround)]
-    turnaround: f64,
+    /// Milliseconds between an answer and the same client's next request [default: as measured with
+    /// --calibrate, else 2]
+    #[arg(long, value_name = "MS", value_parser = turnaround)]
+    turnaround: Option<f64>,
     /// What `autoreg bench serve --json` measured of a server: each of its loads is simulated and the
     /// medians set beside each other
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "clients", "requests", "objective"])]
@@ -132,6 +133,8 @@ impl FleetArgs {
 
 /// Servers that an objective is tried with, at most.
 const MOST_REPLICAS: usize = 256;
+/// Milliseconds between an answer and the same client's next request where nothing is said or measured.
+const TURNAROUND_MS: f64 = 2.0;
 /// Tokens of the cache a sequence where nothing is said.
 const TOKENS_A_SEQUENCE: u64 = 4096;
 
@@ -179,12 +182,15 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
     let mut case = server(args)?;
     case.ask.budget = args.common.budget_on(machine.as_ref());
     let plan = case.predict(&case.ask).map_err(CliError::input)?;
-    let ask = ask(args, &case)?;
+    let mut ask = ask(args, &case)?;
     let (cost, timed): (Box<dyn StepCost>, Option<MeasuredSteps>) = match (machine, args.calibrate)
     {
         (_, true) => {
             let kv = running::kv_kind(case.ask.kv).unwrap_or_default();
             let steps = calibrate(args, &ask.limits, kv)?;
+            if args.turnaround.is_none() {
+                ask.turnaround_s = steps.beside.turnaround_s;
+            }
             (Box::new(steps.clone()), Some(steps))
         }
         (Some(machine), false) => {
@@ -214,7 +220,8 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
         let tokens_an_hour = 3600.0 * seen.tokens_per_second;
         1e6 * price * seen.replicas as f64 / tokens_an_hour.max(1e-9)
     });
-    let told = text(args, &seen, needed.as_ref(), price);
+    let mut told = text(args, &seen, needed.as_ref(), price);
+    timed.iter().for_each(|steps| told += &beside(&steps.beside));
     if let Some(path) = &args.common.html {
         let own = FleetAsk { replicas: seen.replicas, ..ask };
         let grid = FleetGrid::new(&own, &*cost).map_err(CliError::input)?;
@@ -278,7 +285,7 @@ fn ask(args: &FleetArgs, case: &Case) -> Result<FleetAsk, CliError> {
         },
         // No two texts share a page, and a window saves none. Bytes are counted of whole pages a sequence.
         limits: Limits { pages, shares: false, window: None, ..limits },
-        turnaround_s: args.turnaround / 1e3,
+        turnaround_s: args.turnaround.unwrap_or(TURNAROUND_MS) / 1e3,
         seed: args.seed,
     })
 }
@@ -330,6 +337,23 @@ fn text(
         let _ = writeln!(out, "a million tokens cost {price:.3}");
     }
     out
+}
+
+/// What passes beside steps, in a line.
+fn beside(beside: &Beside) -> String {
+    let ms = |s: f64| format!("{:.2} ms", 1e3 * s);
+    let step = |found: Option<&(u64, f64)>| {
+        found.map_or_else(String::new, |(n, s)| format!("{} after {n} tokens", ms(*s)))
+    };
+    let told = format!(
+        "beside a step: {} and {} to the next; {} of a request's way; {} from an answer to the same \
+         client's next request; measured with clients on this machine",
+        step(beside.steps.first()).replace("1 tokens", "one token"),
+        step(beside.steps.last()),
+        ms(beside.request_s),
+        ms(beside.turnaround_s)
+    );
+    plan::wrapped("", &told)
 }
 
 fn servers(n: usize) -> String {

@@ -2,6 +2,7 @@
 
 mod against;
 mod fleet;
+mod rehearsal;
 mod serve;
 mod steps;
 mod train;
