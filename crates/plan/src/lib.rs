@@ -45,5 +45,5 @@ pub use sheet::{Sheet, page};
 pub use state::{Layout, Optimizer, Precision, StateBytes};
 pub use term::{Balance, Lever, Prediction, Rank, Term, Terms};
 pub use tools::{Tool, ToolAnswer, ToolAsk, answer, answer_of_number};
-pub use train::{Logits, TrainAsk, communication_bytes, lora_parameters, train};
+pub use train::{Logits, TrainAsk, communication_bytes, lora_parameters, states_alone, train};
 pub use units::{binary, both, parse_bytes};

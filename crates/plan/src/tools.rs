@@ -73,8 +73,10 @@ impl Tool {
 pub struct ToolAsk {
     /// Bytes a parameter that Megatron starts from: 16, 18 or 20.
     pub megatron_bytes: Option<u64>,
-    /// DeepSpeed: whether the optimizer is kept in host memory.
-    pub offload: bool,
+    /// DeepSpeed: what is kept in host memory.
+    pub offload: Offload,
+    /// DeepSpeed's stage 3: parameters of the largest layer, where not a model's own are meant.
+    pub largest_layer: Option<f64>,
 }
 
 /// A tool's answer beside ours.
@@ -146,10 +148,11 @@ pub fn deepspeed_2(parameters: f64, gpus: f64, offload: bool) -> (f64, f64) {
 /// What DeepSpeed adds to host memory.
 const HOST_FACTOR: f64 = 1.5;
 
-/// What is kept in host memory under DeepSpeed's stage 3.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What DeepSpeed keeps in host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Offload {
     /// Nothing.
+    #[default]
     None,
     /// Optimizer states.
     Optimizer,
@@ -242,17 +245,10 @@ pub fn answer(
         }
         Tool::Deepspeed => {
             let units = architecture.units()?;
-            let largest = units.embedding.max(units.projection).max(units.layer) as f64;
-            let (device, host) = match (ask.layout.stage, more.offload) {
-                (2, offload) => deepspeed_2(p, n, offload),
-                (3, false) => deepspeed_3(p, largest, n, Offload::None),
-                (3, true) => deepspeed_3(p, largest, n, Offload::Optimizer),
-                (stage, _) => {
-                    return Err(Error::Unanswerable(format!(
-                        "--as deepspeed --zero {stage}: it has estimators for stages 2 and 3 only"
-                    )));
-                }
-            };
+            let own = units.embedding.max(units.projection).max(units.layer) as f64;
+            let largest = more.largest_layer.or(Some(own));
+            let (device, host) =
+                deepspeed_of(p, ask.layout, ToolAsk { largest_layer: largest, ..more })?;
             terms.add("model states", device as u64);
             host_bytes = Some(host as u64);
         }
@@ -298,22 +294,20 @@ pub fn answer_of_number(
     more: ToolAsk,
 ) -> Result<ToolAnswer, Error> {
     ask.layout.check()?;
-    let (ranks, stage) = (ask.layout.ranks as f64, ask.layout.stage);
     let mut host_bytes = None;
     let bytes = match tool {
-        Tool::ZeroPaper => zero_paper(parameters, ranks, stage),
+        Tool::ZeroPaper => zero_paper(parameters, ask.layout.ranks as f64, ask.layout.stage),
         Tool::Megatron => megatron_of(parameters, ask.layout, more)?,
         Tool::Accelerate => accelerate(parameters as u64, ask.precision == Precision::Bf16) as f64,
-        Tool::Deepspeed if stage == 2 => {
-            let (device, host) = deepspeed_2(parameters, ranks, more.offload);
+        Tool::Deepspeed => {
+            let (device, host) = deepspeed_of(parameters, ask.layout, more)?;
             host_bytes = Some(host as u64);
             device
         }
-        Tool::Deepspeed | Tool::Eleuther => {
-            return Err(Error::Unanswerable(format!(
-                "--as {}: it needs a model's shape here; give a name or a config.json",
-                tool.name()
-            )));
+        Tool::Eleuther => {
+            return Err(Error::Unanswerable(
+                "--as eleuther: it needs a model's shape; give a name or a config.json".to_owned(),
+            ));
         }
     };
     let (mut ours, mut terms) = (Terms::default(), Terms::default());
@@ -321,6 +315,29 @@ pub fn answer_of_number(
     ask.layout.states(parameters as u64, 0, state, &mut ours)?;
     terms.add("model states", bytes.round() as u64);
     ToolAnswer::new(tool, (parameters as u64, terms), (host_bytes, ours.total()?), ask.budget)
+}
+
+/// DeepSpeed's (device, host) bytes of so many parameters.
+fn deepspeed_of(parameters: f64, layout: Layout, more: ToolAsk) -> Result<(f64, f64), Error> {
+    let ranks = layout.ranks as f64;
+    let unanswerable = |why: &str| {
+        Err(Error::Unanswerable(format!("--as deepspeed --zero {}: {why}", layout.stage)))
+    };
+    match (layout.stage, more.offload, more.largest_layer) {
+        (2, Offload::All, _) => {
+            unanswerable("stage 2 keeps weights on the device; give --offload alone")
+        }
+        (2, offload, _) => Ok(deepspeed_2(parameters, ranks, offload == Offload::Optimizer)),
+        (3, _, None) => unanswerable(
+            "its estimator asks for the largest layer too; give --largest-layer N (parameters), or a \
+             model's name",
+        ),
+        (3, _, Some(largest)) if largest > parameters => {
+            Err(Error::number("--largest-layer", largest, format!("the model has {parameters}")))
+        }
+        (3, offload, Some(largest)) => Ok(deepspeed_3(parameters, largest, ranks, offload)),
+        _ => unanswerable("it has estimators for stages 2 and 3 only"),
+    }
 }
 
 /// Megatron's bytes of so many parameters.

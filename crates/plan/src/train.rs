@@ -274,6 +274,38 @@ pub fn train(architecture: &Architecture, ask: &TrainAsk) -> Result<Prediction, 
     Ok(plan)
 }
 
+/// What a number of parameters says of a training: a rank's states and what it sends, no activations.
+///
+/// # Errors
+/// Numbers that make no training or do not fit into 64 bits.
+pub fn states_alone(name: &str, parameters: f64, ask: &TrainAsk) -> Result<Prediction, Error> {
+    ask.layout.check()?;
+    let (count, mut terms) = (parameters as u64, Terms::default());
+    let bytes = StateBytes::new(ask.precision, ask.optimizer);
+    ask.layout.states(count, 0, bytes, &mut terms)?;
+    let mut plan = Prediction::new((name, count), "formulas", terms, ask.budget)?;
+    let sent = communication_bytes((count, count), bytes, ask.layout, ask.accumulate)?;
+    plan.balance.communication_bytes_per_step = Some(sent);
+    let (terms, total_bytes) = (plan.balance.terms.clone(), plan.balance.total_bytes);
+    let rank = |rank| Rank { rank, terms: terms.clone(), total_bytes };
+    plan.balance.ranks = (0..ask.layout.ranks.min(MOST_RANKS)).map(rank).collect();
+    let stages = (ask.layout.stage + 1..=3).filter(|_| ask.layout.ranks > 1);
+    let levers = stages.map(|stage| {
+        let mut then = Terms::default();
+        Layout { stage, ..ask.layout }.states(count, 0, bytes, &mut then)?;
+        let costs = "communication: recheck the time of a step";
+        let told = (format!("--zero {stage}"), "optimizer", costs);
+        Ok(Lever::between(total_bytes, then.total()?, told))
+    });
+    let levers = levers.collect::<Result<_, Error>>()?;
+    plan.balance.set_levers(levers);
+    plan.notes.push(
+        "a number alone says nothing of activations, logits and buffers; a name or a config.json does"
+            .to_owned(),
+    );
+    Ok(plan)
+}
+
 /// Ranks that are listed one by one; all are alike.
 const MOST_RANKS: u64 = 1024;
 

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use kernels::Team;
 use models::{ModelConfig, Recompute};
 use plan::running::{self, Runtime};
+use plan::tools::Offload;
 use plan::{
     Architecture, Attention, Candidate, Layout, Logits, Machine, Network, Optimizer, Precision,
     Predict, Prediction, RanksReport, Searched, Sheet, StateBytes, Tool, ToolAsk, TrainAsk,
@@ -52,6 +53,14 @@ enum LogitsName {
     Whole,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OffloadName {
+    /// Optimizer states
+    Optimizer,
+    /// Optimizer states and weights
+    All,
+}
+
 /// Arguments of `plan train`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -59,8 +68,10 @@ Examples:
   autoreg plan train qwen3-8b --batch 8 --length 2048 --recompute block --zero 2 --ranks 8
   autoreg plan train qwen3-0.6b --budget 24GiB                 searches what fits, and says why not
   autoreg plan train email-transformer --batch 64 --length 64  by the lists that train allocates by
+  autoreg plan train 7e9 --zero 2 --ranks 8                    states alone: what a number says
   autoreg plan train qwen3-8b --as accelerate                  another tool's figure, and why it differs
   autoreg plan train 7.5e9 --as zero-paper --zero 2 --ranks 64
+  autoreg plan train 6805e6 --as deepspeed --zero 3 --ranks 4 --largest-layer 131e6 --offload
   autoreg plan train qwen3-8b --zero 3 --ranks 16 --machine h100-sxm --network 25GB --overlap
 
 A parameter in training takes 18 bytes: 2 as it is computed with, 4 as FP32 master, 4 of gradient, 8 of
@@ -68,7 +79,7 @@ moments. Stage 1 shares master weights and moments out among ranks, stage 2 grad
 What a layer keeps for its backward pass comes on top and grows with --batch and --length; recomputation
 keeps less and computes it again.")]
 pub struct TrainArgs {
-    /// A published name, a config.json, a folder or a GGUF file; with --as also a number of parameters
+    /// A published name, a config.json, a folder or a GGUF file; or a number of parameters: states alone
     model: String,
     #[arg(long, value_enum, default_value = "adamw")]
     optimizer: OptimizerName,
@@ -126,9 +137,13 @@ pub struct TrainArgs {
     /// Bytes a parameter before sharing out, with --as megatron: 16, 18 or 20
     #[arg(long, value_name = "N", requires = "tool")]
     megatron_bytes: Option<u64>,
-    /// Keep the optimizer in host memory, with --as deepspeed
-    #[arg(long, requires = "tool")]
-    offload: bool,
+    /// What is kept in host memory, with --as deepspeed
+    #[arg(long, value_enum, value_name = "WHAT", requires = "tool", num_args = 0..=1, require_equals = true,
+          default_missing_value = "optimizer")]
+    offload: Option<OffloadName>,
+    /// Parameters of the largest layer, for --as deepspeed --zero 3 [default: the model's own]
+    #[arg(long, value_name = "N", requires = "tool", value_parser = parameters)]
+    largest_layer: Option<f64>,
     /// What bytes are counted by [default: engine where this program trains it from files of weights or
     /// its own names, else formula]
     #[arg(long, value_enum)]
@@ -138,6 +153,19 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// What else a tool is asked.
+    fn tool_ask(&self) -> ToolAsk {
+        ToolAsk {
+            megatron_bytes: self.megatron_bytes,
+            offload: match self.offload {
+                None => Offload::None,
+                Some(OffloadName::Optimizer) => Offload::Optimizer,
+                Some(OffloadName::All) => Offload::All,
+            },
+            largest_layer: self.largest_layer,
+        }
+    }
+
     /// Whether steps over ranks can be simulated.
     pub fn has_network(&self) -> bool {
         self.network.is_some()
@@ -212,8 +240,8 @@ const LENGTH: u64 = 2048;
 
 /// Plans as told.
 pub fn run(args: &TrainArgs) -> Result<(), CliError> {
-    if let (Some(tool), Some(parameters)) = (args.tool, bare_number(&args.model)) {
-        return by_number(args, tool, parameters);
+    if let Some(parameters) = bare_number(&args.model) {
+        return by_number(args, parameters);
     }
     let machine = args.common.machine()?;
     let architecture = Architecture::open(&args.model).map_err(CliError::input)?;
@@ -281,13 +309,18 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
 fn ask(args: &TrainArgs, architecture: &Architecture) -> TrainAsk {
     let own = architecture.name.starts_with("email-")
         || matches!(architecture.config, ModelConfig::Rnn(_));
+    ask_of(args, own, architecture.config.context_limit())
+}
+
+/// The same of a model of this program's own experiment, or of another, with its longest context.
+fn ask_of(args: &TrainArgs, own: bool, longest: Option<usize>) -> TrainAsk {
     let precision = match args.precision {
         Some(PrecisionName::Bf16) => Precision::Bf16,
         Some(PrecisionName::F32) => Precision::F32,
         None if own => Precision::F32,
         None => Precision::Bf16,
     };
-    let limit = architecture.config.context_limit().map_or(LENGTH, |limit| limit as u64);
+    let limit = longest.map_or(LENGTH, |limit| limit as u64);
     TrainAsk {
         optimizer: match args.optimizer {
             OptimizerName::Adamw => Optimizer::Adamw,
@@ -474,8 +507,7 @@ fn as_tool(
     architecture: &Architecture,
     ask: &TrainAsk,
 ) -> Result<(), CliError> {
-    let more = ToolAsk { megatron_bytes: args.megatron_bytes, offload: args.offload };
-    let answer = plan::answer(tool, architecture, ask, more).map_err(CliError::input)?;
+    let answer = plan::answer(tool, architecture, ask, args.tool_ask()).map_err(CliError::input)?;
     if args.common.json {
         term::print(&json(&answer)?);
         return Ok(());
@@ -494,16 +526,21 @@ fn bare_number(text: &str) -> Option<f64> {
     (1.0..1e18).contains(&value).then_some(value)
 }
 
+fn parameters(text: &str) -> Result<f64, String> {
+    bare_number(text).ok_or_else(|| "give a number of parameters, like 131e6 or 0.131B".to_owned())
+}
+
 /// A table of bytes a parameter needs no model.
-fn by_number(args: &TrainArgs, tool: Tool, parameters: f64) -> Result<(), CliError> {
-    let precision = match args.precision {
-        Some(PrecisionName::F32) => Precision::F32,
-        _ => Precision::Bf16,
+fn by_number(args: &TrainArgs, parameters: f64) -> Result<(), CliError> {
+    let ask = ask_of(args, false, None);
+    let ask = TrainAsk { budget: args.common.budget, ..ask };
+    let Some(tool) = args.tool else {
+        let plan = plan::states_alone(&args.model, parameters, &ask).map_err(CliError::input)?;
+        term::print(&if args.common.json { json(&plan)? } else { plan::text(&plan) });
+        return Ok(());
     };
-    let layout = Layout { stage: args.zero, ranks: args.ranks };
-    let ask = TrainAsk { precision, layout, budget: args.common.budget, ..TrainAsk::default() };
-    let more = ToolAsk { megatron_bytes: args.megatron_bytes, offload: args.offload };
-    let answer = plan::answer_of_number(tool, parameters, &ask, more).map_err(CliError::input)?;
+    let answer = plan::answer_of_number(tool, parameters, &ask, args.tool_ask());
+    let answer = answer.map_err(CliError::input)?;
     term::print(&if args.common.json { json(&answer)? } else { answer.text(&args.model) });
     Ok(())
 }
