@@ -464,6 +464,15 @@ fn steps_that_were_timed_here_drive_a_fleet() {
     let steps = found["steps"]["by_rows"].as_array().unwrap();
     assert!(steps.len() > 4 && steps.iter().all(|s| number(&s[1]) > 0.0), "{found}");
     assert!(number(&found["seen"]["busy_share"]) > 0.99, "clients leave no server idle");
+    // What was seen of a server beside steps; a request's way is no negative time.
+    let beside = &found["steps"]["beside"];
+    let tokens: Vec<f64> =
+        beside["steps"].as_array().unwrap().iter().map(|step| number(&step[0])).collect();
+    assert_eq!(tokens, [1.0, 2.0, 4.0, 8.0, 16.0]);
+    assert!(number(&beside["request_s"]) > 0.0 && number(&beside["turnaround_s"]) > 0.0, "{found}");
+    let words = ["plan", "fleet", &model, "--calibrate", "--clients", "2", "--requests", "6"];
+    let told = works(&[&words[..], &["--prompt-tokens", "8", "--max-tokens", "4"]].concat()).out;
+    assert!(told.contains("beside a step: ") && told.contains("clients on this machine"), "{told}");
     assert_eq!(found["replicas_needed"], Value::Null);
 }
 
@@ -709,6 +718,8 @@ fn a_diagnosis_says_what_would_be_at_other_numbers() {
     let slid = |moves: &str| {
         let html = page.to_str().unwrap();
         works(&["diagnose", plan.to_str().unwrap(), "--html", html]);
+        let text = std::fs::read_to_string(&page).unwrap();
+        assert!(text.contains(UNKNOWN) && !text.contains("At other settings"));
         let loaded = browser.load_and(&page, &HANDS.replace("MOVES", moves));
         assert!(loaded.console.is_empty(), "{:?}", loaded.console);
         let said = loaded.said().to_owned();
@@ -734,6 +745,71 @@ fn a_diagnosis_says_what_would_be_at_other_numbers() {
         .sum();
     // Buffers for other ranks are not foreseen from a ledger.
     assert!(said.contains(&format!("then: {}\n", total(&then) - sent)), "{then}\n{said}");
+}
+
+/// What a page says where sliders know no model.
+const UNKNOWN: &str = "This source does not tell the numbers of its model";
+
+/// The page of a ledger that tells its model, its sliders moved, against the plan of the same numbers.
+#[track_caller]
+fn slide_ledger(browser: &Browser, ledger: &str, moves: &str, then: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    works(&["diagnose", ledger, "--html", page.to_str().unwrap()]);
+    let text = std::fs::read_to_string(&page).unwrap();
+    assert!(text.contains("At other settings") && !text.contains(UNKNOWN));
+    let script = format!("{moves}\nsay('terms: ' + JSON.stringify(termsOf(now)));");
+    let loaded = browser.load_and(&page, &HANDS.replace("MOVES", &script));
+    assert!(loaded.console.is_empty(), "{:?}", loaded.console);
+    let said = loaded.said().to_owned();
+    let terms = said.lines().find_map(|line| line.strip_prefix("terms: ")).unwrap();
+    let terms: Vec<(String, u64)> = serde_json::from_str(terms).unwrap();
+    let then = json(&then.split(' ').collect::<Vec<_>>());
+    // Each process measures what it holds itself, and only a run has its tokens mapped.
+    let mut compared = 0;
+    for term in then["terms"].as_array().unwrap() {
+        let name = term["name"].as_str().unwrap();
+        if !["runtime", "data"].contains(&name) {
+            let found = terms.iter().find(|(n, _)| n == name).map(|(_, bytes)| *bytes);
+            assert_eq!(found, term["bytes"].as_u64(), "{name}: {said}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 3 && terms.iter().any(|(name, _)| name == "runtime"), "{said}");
+}
+
+#[test]
+fn a_diagnosis_of_a_known_model_recomputes_by_the_lists_of_a_plan() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let model = fixture("mistral");
+    let sizes = ["--max-sequences", "4", "--kv-tokens", "512", "--threads", "1"];
+    let server = Server::start(&model, &[&sizes[..], &[&format!("--ledger={dir}")]].concat());
+    server.good("/v1/completions", &json!({"prompt": "some text", "max_tokens": 4}));
+    let live = format!("http://{}", server.address);
+    let then = format!("plan serve {model} --context 128 --requests 16 --kv q8_0 --threads 1");
+    let moves = "slide('requests', 16); slide('kv', 'q8_0');";
+    slide_ledger(&browser, &live, moves, &then);
+    server.signal("-TERM");
+    assert_eq!(server.ended(), Some(0));
+    slide_ledger(&browser, &format!("{dir}/ledger.json"), moves, &then);
+    let run = folder.path().join("run");
+    let run = run.to_str().unwrap();
+    let words = ["train", "--data", common::data(), "--model", "transformer", "--max-steps", "1"];
+    works(&[&words[..], &["--quiet", "--threads", "1", "--out", run]].concat());
+    let told = std::fs::read_to_string(format!("{run}/ledger.json")).unwrap();
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let of = |key: &str| told["what_if"][key].as_u64().unwrap();
+    let vocabulary = of("vocabulary");
+    assert!(vocabulary > 0 && told["what_if"]["lists"].as_object().unwrap().len() > 10, "{told}");
+    let then = format!(
+        "plan train {run} --by engine --precision f32 --batch 2 --length {} --recompute block \
+         --threads 1",
+        of("length")
+    );
+    let moves = "slide('batch', 2); slide('recompute', 'block');";
+    slide_ledger(&browser, run, moves, &then);
 }
 
 #[test]

@@ -62,11 +62,20 @@ impl Recording {
         plan: &Plan,
         parameters: Option<u64>,
     ) -> Result<Report, CliError> {
+        self.finish_knowing(title, plan, Known { parameters, ..Known::default() })
+    }
+
+    /// The same with whatever is known beside the bytes.
+    pub fn finish_knowing(
+        self,
+        title: &str,
+        plan: &Plan,
+        known: Known,
+    ) -> Result<Report, CliError> {
         let record = self.recorder.finish();
         let books = ledger::snapshot();
         let report = Report::new(plan, &books, self.runtime, ledger::peak_bytes());
         let report = report.recorded(record);
-        let known = Known { parameters, ..Known::default() };
         write(&self.dir, title, &report, known)?;
         term::note(table(&report).trim_end());
         Ok(report)
@@ -82,6 +91,8 @@ pub struct Known {
     pub budget: Option<u64>,
     /// Of a training over ranks, each rank's terms, and bytes that each sends an optimizer step.
     pub ranks: Option<(Vec<plan::Rank>, u64)>,
+    /// What other settings are worked out from.
+    pub what_if: Option<Value>,
 }
 
 /// A report with every key that ledgers, plans and diagnoses have.
@@ -98,6 +109,9 @@ pub fn keyed(report: &Report, known: Known) -> Result<Value, CliError> {
         value["communication_bytes_per_step"] = sent.into();
     }
     plan::diagnose::complete(&mut value, known.parameters).map_err(CliError::failed)?;
+    if let Some(what_if) = known.what_if {
+        value["what_if"] = what_if;
+    }
     Ok(value)
 }
 

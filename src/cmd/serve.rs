@@ -2,7 +2,7 @@
 
 use crate::cmd::draft::{self, USUAL_DRAFTS};
 use crate::cmd::model::{Opened, Template, engine_error};
-use crate::cmd::recording::{LedgerArgs, WatchedExecutor};
+use crate::cmd::recording::{Known, LedgerArgs, WatchedExecutor};
 use crate::cmd::{AdapterArgs, KvArgs, team};
 use crate::error::CliError;
 use crate::term::{self, mib};
@@ -12,6 +12,8 @@ use engine::serving::{CountExecutor, Draft, Engine, Executor, Limits, NetworkExe
 use ledger::Plan;
 use models::{Model, ModelConfig};
 use plan::running;
+use plan::what_if::{self, Ran};
+use serde_json::Value;
 use server::{App, Guesser, Metrics, Options, Served, Tls};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -251,6 +253,16 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let team = team(args.batching.threads)?;
     let mut plan = running::serving_lists(&saved.config(), &limits, team.threads())
         .map_err(CliError::failed)?;
+    let name = args.name.clone().unwrap_or_else(|| name_of(&dir));
+    let what_if = match guesser {
+        // A page has no slider for a second model.
+        Some(_) => Value::Null,
+        None => {
+            let threads = team.threads();
+            let ran = Ran { name: &name, plan: &plan, runtime_bytes, threads };
+            what_if::of_serving(ran, &saved.config(), &limits).unwrap_or_default()
+        }
+    };
     let without_window = Limits { window: None, ..limits };
     let guesser = match guesser {
         None => None,
@@ -269,7 +281,6 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     };
     fit(&plan)?;
     let ready = Shared::new(saved).ready(&limits, &team)?;
-    let name = args.name.clone().unwrap_or_else(|| name_of(&dir));
     let metrics = Arc::new(Metrics::new(&name, &limits));
     let (vocab, context) = (ready.vocab, ready.context);
     let executor = WatchedExecutor::boxed(ready.executor, recording.as_ref());
@@ -298,6 +309,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         kv: kv.name(),
         draft: guesses,
         levers: levers(&plan)?,
+        what_if,
         plan,
         runtime_bytes,
         parameters,
@@ -313,7 +325,10 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let broken_off = app.under_way();
     if let Some(recording) = recording {
         let title = format!("serve {}", app.model.name);
-        recording.finish(&title, &app.model.plan, app.model.parameters)?;
+        let what_if = Some(app.model.what_if.clone()).filter(|v| !v.is_null());
+        let parameters = app.model.parameters;
+        let known = Known { parameters, what_if, ..Known::default() };
+        recording.finish_knowing(&title, &app.model.plan, known)?;
     }
     drop(app);
     match finished {

@@ -28,6 +28,7 @@ mod term;
 pub mod tools;
 mod train;
 mod units;
+pub mod what_if;
 
 pub use activations::{Activations, Attention, layer_bytes_per_token};
 pub use architecture::{Architecture, Units};

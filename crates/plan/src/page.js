@@ -43,7 +43,8 @@ function listed(s) {
 
 function trainTerms(s) {
   const list = listed(s);
-  if (list) return [...s.accounts.map((name, i) => [name, list[i]]), ['runtime', s.runtime]];
+  const more = (name) => (name === 'data' ? s.data ?? 0 : 0);
+  if (list) return [...s.accounts.map((name, i) => [name, list[i] + more(name)]), ['runtime', s.runtime]];
   const bytes = s.precisions[s.precision];
   const held = (n, from) => (s.zero >= from ? Math.ceil(n / s.ranks) : n);
   const trained = s.adapters ?? s.parameters;
@@ -64,6 +65,8 @@ function trainTerms(s) {
     ['recomputed layer', rows(how.live)],
     ['logits', 4 * logits * s.vocabulary],
     ['communication', s.ranks === 1 ? 0 : sent[s.zero]],
+    ['data', s.data ?? 0],
+    ['runtime', s.runtime ?? 0],
   ];
 }
 

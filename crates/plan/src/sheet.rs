@@ -142,6 +142,24 @@ impl Sheet {
         }))
     }
 
+    /// The same of a training that holds so many bytes of data beside.
+    pub(crate) fn with_data(mut self, bytes: u64) -> Sheet {
+        self.0["data"] = bytes.into();
+        self
+    }
+
+    /// What a ledger carries.
+    pub(crate) fn into_value(self) -> Value {
+        self.0
+    }
+
+    /// What a ledger carried, held against a budget.
+    pub(crate) fn carried(value: &Value, budget: Option<u64>) -> Sheet {
+        let mut value = value.clone();
+        value["budget"] = budget.into();
+        Sheet(value)
+    }
+
     /// The part of a page that its script fills.
     pub(crate) fn live(&self) -> Markup {
         html! {

@@ -44,6 +44,8 @@ pub struct Served {
     pub parameters: Option<u64>,
     /// What could be changed to take less: a list, as `/ledger` tells it.
     pub levers: serde_json::Value,
+    /// What other settings are worked out from, as `/ledger` tells it; null where nothing is.
+    pub what_if: serde_json::Value,
 }
 
 /// A model that guesses ahead.

@@ -60,6 +60,7 @@ fn books(app: &App) -> Value {
         "budget_bytes": budget,
         "fits": budget.map(|budget| plan.total() + runtime <= budget),
         "levers": app.model.levers,
+        "what_if": app.model.what_if,
         "limiting_term": largest.map(|row| row["name"].clone()),
         "total_bytes": sum("bytes"),
         "reclaimable_bytes": rest.mapped,

@@ -105,6 +105,7 @@ fn served(tokenizer: Tokenizer, context: Option<usize>) -> Served {
         runtime_bytes: 0,
         parameters: None,
         levers: serde_json::Value::Null,
+        what_if: serde_json::Value::Null,
     }
 }
 

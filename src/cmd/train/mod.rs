@@ -21,12 +21,12 @@ use lora::AskedLora;
 use memory::Asked;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
 use over_ranks::{Rank, RankArgs};
+use plan::what_if::{self, Ran};
 use sample::{SampleArgs, Sampler};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 use tokenizer::Tokenizer;
 use train::{
     BatchShape, OptimizerKind, Outcome, Place, Precision, RankOutcome, Recipe, RunOptions,
@@ -686,6 +686,10 @@ fn descend(
             ),
         ));
     }
+    let name = args.out.display().to_string();
+    let ran = Ran { name: &name, plan: &plan, runtime_bytes: runtime, threads: team.threads() };
+    // Of what no plan is made, pages say that their sliders know no model.
+    let what_if = what_if::of_training(ran, config, shape.recomputing(recompute), place).ok();
     // Ranks of one process have its books in common.
     let mut of_process = plan.clone();
     (1..rank.map_or(1, Rank::together)).for_each(|_| of_process.extend(plan.clone()));
@@ -769,6 +773,7 @@ fn descend(
         parameters: Some(parameters as u64),
         budget: args.memory,
         ranks: company.as_ref().map(|company| (company.ranks(), company.sent_per_step())),
+        what_if,
     };
     text.extend(company.map(|company| company.text(config)));
     Ok(Summary { json, text, ledger: (report, known) })

@@ -86,6 +86,8 @@ pub struct Evidence {
     pub rank_terms: Vec<Rank>,
     /// Bytes that each rank sends an optimizer step.
     pub sent_per_step: Option<u64>,
+    /// What other settings are worked out from, where the model is known ([`crate::what_if`]).
+    pub what_if: Option<Value>,
 }
 
 impl Evidence {
@@ -160,6 +162,8 @@ impl Evidence {
         evidence.parameters = number("parameters");
         evidence.budget = (number("budget_bytes"), value.get("fits").and_then(Value::as_bool));
         evidence.sent_per_step = number("communication_bytes_per_step");
+        let known = |v: &&Value| matches!(v["kind"].as_str(), Some("serve" | "train"));
+        evidence.what_if = value.get("what_if").filter(known).cloned();
         let ranks = value.get("ranks").filter(|ranks| ranks.is_array());
         evidence.rank_terms =
             ranks.and_then(|v| Deserialize::deserialize(v).ok()).unwrap_or_default();

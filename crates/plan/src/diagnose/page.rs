@@ -11,7 +11,9 @@ use page::{Frame, Stack, stacks};
 
 /// The page of a diagnosis and of what it was made from.
 pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
-    let sheet = Sheet::measured(&found.balance);
+    let known = evidence.what_if.as_ref().map(|v| Sheet::carried(v, found.balance.budget_bytes));
+    let proportional = known.is_none();
+    let sheet = known.unwrap_or_else(|| Sheet::measured(&found.balance));
     let times = parts_of_time(evidence);
     let body = html! {
         header {
@@ -30,11 +32,20 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
             @if found.balance.total_bytes > 0 {
                 section {
                     h2 { "Where the bytes are" }
-                    noscript {
-                        (stacks(&[stack("", &of_terms(&found.balance.terms), |b| both(b as u64))]))
-                        (shares(&of_terms(&found.balance.terms), |b| both(b as u64)))
+                    @if proportional {
+                        noscript { (bytes(&found.balance.terms)) }
+                        p.facts #unknown-model { (PROPORTIONAL) }
+                        (sheet.live())
+                    } @else {
+                        (bytes(&found.balance.terms))
                     }
-                    (sheet.live())
+                }
+                @if !proportional {
+                    section {
+                        h2 { "At other settings" }
+                        p.facts { (LISTED) }
+                        (sheet.live())
+                    }
                 }
             }
             (levers(found))
@@ -46,6 +57,20 @@ pub fn diagnosis_page(evidence: &Evidence, found: &Diagnosis) -> String {
     match found.balance.total_bytes {
         0 => Frame { title: &title, styles: &[STYLE], ..Frame::default() }.page(&body),
         _ => sheet.framed(&title, &body),
+    }
+}
+
+/// What is said where the model is not known.
+const PROPORTIONAL: &str = "This source does not tell the numbers of its model (ledgers of this program's \
+    serve and train do): the sliders move each term in proportion, and what does not grow stays.";
+/// What is said where it is.
+const LISTED: &str = "Predicted for the model that ran, by the lists and formulas of a plan; the sliders \
+    begin at the settings that ran, with whole batches and full contexts.";
+
+fn bytes(terms: &Terms) -> Markup {
+    html! {
+        (stacks(&[stack("", &of_terms(terms), |b| both(b as u64))]))
+        (shares(&of_terms(terms), |b| both(b as u64)))
     }
 }
 
