@@ -67,6 +67,13 @@ pub fn run(
     Ok(())
 }
 
+/// Tokens of a prompt on average, over all loads of a file.
+pub fn prompt_tokens(path: &Path) -> Result<u64, CliError> {
+    let loads = loads(path)?;
+    let answered: u64 = loads.iter().map(|load| load.answered as u64).sum();
+    Ok(loads.iter().map(|load| load.prompt_tokens).sum::<u64>().div_ceil(answered.max(1)))
+}
+
 fn loads(path: &Path) -> Result<Vec<Load>, CliError> {
     let wrong = |why: String| {
         let path = path.display();

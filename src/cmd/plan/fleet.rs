@@ -187,7 +187,11 @@ pub fn run(args: &FleetArgs) -> Result<(), CliError> {
     {
         (_, true) => {
             let kv = running::kv_kind(case.ask.kv).unwrap_or_default();
-            let steps = calibrate(args, &ask.limits, kv)?;
+            let prompt = match &args.against {
+                Some(path) => against::prompt_tokens(path)?,
+                None => mean(ask.prompt),
+            };
+            let steps = calibrate(args, &ask.limits, kv, prompt as usize)?;
             if args.turnaround.is_none() {
                 ask.turnaround_s = steps.beside.turnaround_s;
             }
@@ -290,6 +294,14 @@ fn ask(args: &FleetArgs, case: &Case) -> Result<FleetAsk, CliError> {
     })
 }
 
+/// Tokens on average.
+fn mean(lengths: Lengths) -> u64 {
+    match lengths {
+        Lengths::Fixed(n) | Lengths::Around(n) => n,
+        Lengths::Between(low, high) => low.midpoint(high),
+    }
+}
+
 fn text(
     args: &FleetArgs,
     seen: &FleetReport,
@@ -342,14 +354,16 @@ fn text(
 /// What passes beside steps, in a line.
 fn beside(beside: &Beside) -> String {
     let ms = |s: f64| format!("{:.2} ms", 1e3 * s);
-    let step = |found: Option<&(u64, f64)>| {
-        found.map_or_else(String::new, |(n, s)| format!("{} after {n} tokens", ms(*s)))
+    let step = |&(n, s): &(u64, f64)| {
+        let tokens = if n == 1 { "one token".to_owned() } else { format!("{n} tokens") };
+        format!("{} after {tokens}", ms(s))
     };
+    let ends = [beside.steps.first(), beside.steps.last()];
+    let steps: Vec<String> = ends.into_iter().flatten().map(step).collect();
     let told = format!(
-        "beside a step: {} and {} to the next; {} of a request's way; {} from an answer to the same \
-         client's next request; measured with clients on this machine",
-        step(beside.steps.first()).replace("1 tokens", "one token"),
-        step(beside.steps.last()),
+        "beside a step: to the next {}; on a request's way {}; from an answer to the same client's \
+         next request {}; measured with clients on this machine",
+        steps.join(", "),
         ms(beside.request_s),
         ms(beside.turnaround_s)
     );

@@ -1,7 +1,7 @@
 //! A small server in this process with clients on this machine: steps as they take their time while tokens
 //! go out and requests come in, and what passes beside them.
 
-use super::steps::{IN_A_ROW, Timed};
+use super::steps::{Timed, steps_of};
 use crate::error::CliError;
 use engine::serving::{Engine, Executor, Limits, NetworkExecutor, StepReport, spawn};
 use load::{Arrivals, Prompts, Work};
@@ -74,7 +74,7 @@ pub fn rehearse(
                     vocabulary: vocabulary.try_into().unwrap_or(u32::MAX),
                     shared: 0,
                 },
-                max_tokens: (IN_A_ROW + clients).min(left).max(1),
+                max_tokens: steps_of(clients, prompt, limits.step_tokens).min(left).max(1),
                 seed,
             };
             run(&work, &steps)

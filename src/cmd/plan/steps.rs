@@ -2,8 +2,8 @@
 //! its rows, its rows of logits with the choices made of them, what it reads of the past and what it sees.
 //!
 //! Steps are timed as a server runs them: each kind many times in a row, prompts by the executor piece
-//! after piece, answers by a server with clients on this machine (`rehearsal`). A lone step among others
-//! of other kinds finds caches cold and takes longer. Requests take what steps take on average, so it is
+//! after piece, answers by a server with clients on this machine, after prompts like the load's
+//! (`rehearsal`). A lone step among others of other kinds finds caches cold and takes longer. Requests take what steps take on average, so it is
 //! the mean of a row of steps that counts, and the middle one of several rows.
 
 use super::FleetArgs;
@@ -30,12 +30,18 @@ const FAR: usize = 1024;
 const NEAR: usize = 16;
 /// Steps in a row of a kind, where the context has room for so many pieces; the first of them is not
 /// counted.
-pub const IN_A_ROW: usize = 20;
+const IN_A_ROW: usize = 20;
 /// Times that all kinds are timed in turn.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 4;
 
-/// Times steps of the model on this machine.
-pub fn calibrate(args: &FleetArgs, asked: &Limits, kv: KvKind) -> Result<MeasuredSteps, CliError> {
+/// Times steps of the model on this machine; answers are written after prompts of so many tokens, as far
+/// as a step reads them at once.
+pub fn calibrate(
+    args: &FleetArgs,
+    asked: &Limits,
+    kv: KvKind,
+    prompt: usize,
+) -> Result<MeasuredSteps, CliError> {
     let opened = Opened::open_with(Path::new(args.model()), kv)?;
     let SavedModel::Network(model) = opened.saved else {
         return Err(CliError::input("--calibrate: a model of counts has no steps to time"));
@@ -45,9 +51,11 @@ pub fn calibrate(args: &FleetArgs, asked: &Limits, kv: KvKind) -> Result<Measure
     let most = asked.step_tokens.min(context).max(1);
     let widest = SEQUENCES[SEQUENCES.len() - 1];
     let near = NEAR.min(context.saturating_sub(IN_A_ROW)).max(1);
+    let prompt = prompt.min(most).min(context / 2).max(near);
     let pages = |sequences: usize, tokens: usize| sequences * tokens.div_ceil(asked.page_tokens);
     let limits = Limits {
-        pages: pages(widest, near + IN_A_ROW + 2).max(pages(FAR_SEQUENCES, context)),
+        pages: pages(widest, prompt + steps_of(widest, prompt, most.max(widest)) + 2)
+            .max(pages(FAR_SEQUENCES, context)),
         step_tokens: most.max(widest),
         sequences: widest,
         window: model.config().window(),
@@ -68,7 +76,7 @@ pub fn calibrate(args: &FleetArgs, asked: &Limits, kv: KvKind) -> Result<Measure
     rehearse(timer.executor, &limits, opened.tokenizer, |load| {
         for _ in 0..ROUNDS {
             for (rounds, n) in seen.iter_mut().zip(SEQUENCES) {
-                rounds.push(load(n, near)?);
+                rounds.push(load(n, prompt)?);
             }
         }
         Ok(())
@@ -78,6 +86,12 @@ pub fn calibrate(args: &FleetArgs, asked: &Limits, kv: KvKind) -> Result<Measure
     steps.by_logits = rest(&answers, &steps);
     steps.beside = beside(&seen);
     Ok(steps)
+}
+
+/// Tokens that each of `n` requests writes, so that all write side by side for a row of steps when the
+/// last one's prompt is read.
+pub fn steps_of(n: usize, prompt: usize, step_tokens: usize) -> usize {
+    IN_A_ROW + (n * prompt).div_ceil(step_tokens.saturating_sub(n).max(1))
 }
 
 /// What passes beside steps, by the requests that ran side by side.
