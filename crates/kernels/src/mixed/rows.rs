@@ -59,7 +59,7 @@ stamp!(fn widen_raw(kind: HalfKind, x: &[u16], out: &mut [f32]) = widen_body);
 /// # Safety
 /// `n` halves are writable.
 #[inline(always)]
-unsafe fn store<S: Lanes>(kind: HalfKind, x: S, to: *mut u16, n: usize) {
+pub(super) unsafe fn store<S: Lanes>(kind: HalfKind, x: S, to: *mut u16, n: usize) {
     // SAFETY: as the caller's; the end goes by way of sixteen places.
     unsafe {
         let mut bits = [0; LANES];
@@ -79,7 +79,7 @@ unsafe fn store<S: Lanes>(kind: HalfKind, x: S, to: *mut u16, n: usize) {
 /// # Safety
 /// `n` halves are readable.
 #[inline(always)]
-unsafe fn load<S: Lanes>(kind: HalfKind, from: *const u16, n: usize) -> S {
+pub(super) unsafe fn load<S: Lanes>(kind: HalfKind, from: *const u16, n: usize) -> S {
     // SAFETY: as the caller's.
     unsafe {
         let mut bits = [0; LANES];
