@@ -17,7 +17,8 @@ mod rows;
 
 pub use attention::{mixed_attention_backward, mixed_attention_forward, mixed_attention_workspace};
 pub use rows::{
-    adam_mixed, half_embedding, round_both, round_halves, softmax_gradient, widen_halves,
+    adam_mixed, half_embedding, round_both, round_halves, rounded_values, softmax_gradient,
+    widen_halves,
 };
 
 use crate::halves::HalfKind;
