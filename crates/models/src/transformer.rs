@@ -812,13 +812,13 @@ impl Transformer {
     ) {
         let (team, weights) = (pass.team, pass.weights);
         let n = pass.batch.rows() * self.width();
-        let (normed, branch) = (&mut shared.normed[..n], &mut shared.branch[..n]);
+        let (normed, room) = (&mut shared.normed[..n], &mut shared.branch[..n]);
         let (d_x, d_normed) = (&mut shared.d_x[..n], &mut shared.d_inner[..n]);
         let middle = stream(pass, &slot.middle, &mut shared.x, n);
         layer.norm2.forward(team, weights, middle, normed, &mut slot.stats2);
         let norm = layer.post.as_ref().map(|post| &post.1);
-        branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
-        pass.dropout(branch, 2 * index as u64 + 2);
+        let (read, place) = ((&slot.branch[..], &slot.branch_stats[..]), 2 * index as u64 + 2);
+        let branch = branch_gradient(pass, gradients, norm, read, place, d_x, room);
         let scratch = &mut MlpScratch { act: &mut shared.act, d_up: &mut shared.d_up };
         layer.mlp.backward(
             team, weights, gradients, packed, normed, &slot.up, branch, d_normed, scratch,
@@ -841,18 +841,18 @@ impl Transformer {
         let (rows, c) = (batch.rows(), self.width());
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
         let (stride, width) = ((h + 2 * g) * d, (h + g) * d);
-        let (normed, branch) = (&mut shared.normed[..rows * c], &mut shared.branch[..rows * c]);
+        let (normed, room) = (&mut shared.normed[..rows * c], &mut shared.branch[..rows * c]);
         let d_x = &mut shared.d_x[..rows * c];
         let norm = layer.post.as_ref().map(|post| &post.0);
-        branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
-        pass.dropout(branch, 2 * index as u64 + 1);
+        let (read, place) = ((&slot.branch[..], &slot.branch_stats[..]), 2 * index as u64 + 1);
+        let branch = branch_gradient(pass, gradients, norm, read, place, d_x, room);
         let d_attention = &mut shared.d_inner[..rows * h * d];
         let (shape, sequences) = (&self.shape_of(layer), &batch.sequences[..]);
         let d_qkv = &mut shared.d_qkv[..rows * stride];
         let (lse, work) = (&slot.lse[..h * rows], &mut shared.attention_work);
         if let Some(kind) = kept_half(pass, slot) {
             let attention = halves_in(&slot.attention, rows * h * d);
-            let d = (&*branch, c, 0);
+            let d = (branch, c, 0);
             layer.out.backward_halves(team, weights, gradients, attention, d, d_attention);
             let kept = (halves_in(&slot.qkv, rows * stride), attention, lse);
             mixed_attention_backward(team, kind, shape, sequences, kept, d_attention, d_qkv, work);
@@ -934,24 +934,28 @@ fn slot_of<T>(slots: &mut [T], i: usize) -> &mut T {
     &mut slots[if only { 0 } else { i }]
 }
 
-/// The gradient of what a branch adds to the stream, from the stream's: the same, or through the
-/// branch's norm. Saved: what the norm read, and its statistics.
-fn branch_gradient(
+/// The gradient of what a branch makes, from the stream's: the same, but for the branch's norm and what
+/// was dropped, which need `room`. Saved: what the norm read, and its statistics.
+fn branch_gradient<'a>(
     pass: &Pass,
     gradients: &mut Parameters,
     norm: Option<&Norm>,
     (read, stats): (&[f32], &[f32]),
-    d_x: &[f32],
-    branch: &mut [f32],
-) {
+    place: u64,
+    d_x: &'a [f32],
+    room: &'a mut [f32],
+) -> &'a [f32] {
     match norm {
         Some(norm) => {
-            kernels::clear(pass.team, branch);
+            kernels::clear(pass.team, room);
             let read = &read[..d_x.len()];
-            norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, branch);
+            norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, room);
         }
-        None => kernels::copy(pass.team, d_x, branch),
+        None if pass.dropout.is_none() => return d_x,
+        None => kernels::copy(pass.team, d_x, room),
     }
+    pass.dropout(room, place);
+    room
 }
 
 fn mlp_kind(config: &TransformerConfig) -> MlpKind {
