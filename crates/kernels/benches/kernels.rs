@@ -30,6 +30,28 @@ fn report(what: &str, flops: f64, mut f: impl FnMut()) {
     );
 }
 
+/// Forward, gradient by the input, gradient of the weights: of a layer of width 512.
+fn in_16_bits(team: &Team, threads: usize) {
+    for (m, n, k) in [(2048, 1536, 512), (2048, 512, 512), (512, 1408, 512), (512, 512, 1408)] {
+        let (x, d, w) = (values(m * k), values(m * n), values(n * k));
+        let mut bits = vec![0; w.len()];
+        round_halves(team, HalfKind::Bf16, &w, &mut bits);
+        let w = || Factor::halves(&bits, n, k);
+        let (x, d) = (|| Mat::new(&x, m, k), || Mat::new(&d, m, n));
+        let mut c = vec![0.0; (m * n).max(m * k).max(n * k)];
+        let mut work = vec![0.0; mixed_workspace(threads, m.max(n) * k.max(n))];
+        let flops = 2.0 * (m * n * k) as f64;
+        let mut product = |what: &str, a: Factor, b: Factor, init: fn() -> Init<'static>, n| {
+            report(&format!("bf16 {what} of {m}×{n}×{k}"), flops, || {
+                mixed_matmul(team, HalfKind::Bf16, a, b, init(), &mut c, (n, 0), &mut work);
+            });
+        };
+        product("x·Wᵀ", x().into(), w().transposed(), || Init::Zero, n);
+        product("d·W", d().into(), w(), || Init::Zero, k);
+        product("dᵀ·x", d().transposed().into(), x().into(), || Init::Keep, k);
+    }
+}
+
 fn main() {
     let threads = std::env::args().filter_map(|a| a.parse().ok()).next().unwrap_or(1);
     let team = Team::new(threads);
@@ -50,6 +72,7 @@ fn main() {
             matmul(&team, d, Mat::new(&a, m, k), Init::Keep, &mut c, k, 0);
         });
     }
+    in_16_bits(&team, threads);
     for width in [64, 96] {
         let (rows, vocab) = (4096, 4000);
         let w: Vec<f32> = values(vocab * width).iter().map(|w| 0.1 * w).collect();

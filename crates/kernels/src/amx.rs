@@ -317,16 +317,33 @@ pub(crate) unsafe fn bf16_products(
                 options(nostack, nomem)
             );
         }
+        // What the next step reads is asked for between products: a load of a tile waits for each of
+        // its sixteen lines.
+        macro_rules! product {
+            ($product:literal, $quarter:literal) => {
+                concat!(
+                    $product,
+                    "\n.irpc line,01234567",
+                    "\nprefetcht0 [{a} + 2048 + ",
+                    $quarter,
+                    " + 64*\\line]",
+                    "\nprefetcht0 [{b} + 2048 + ",
+                    $quarter,
+                    " + 64*\\line]",
+                    "\n.endr",
+                )
+            };
+        }
         asm!(
             "2:",
             "tileloadd tmm4, [{a} + {line}*1]",
             "tileloadd tmm6, [{b} + {line}*1]",
             "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
+            product!("tdpbf16ps tmm0, tmm4, tmm6", "0"),
             "tileloadd tmm5, [{a} + {line}*1 + 1024]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
+            product!("tdpbf16ps tmm1, tmm4, tmm7", "512"),
+            product!("tdpbf16ps tmm2, tmm5, tmm6", "1024"),
+            product!("tdpbf16ps tmm3, tmm5, tmm7", "1536"),
             "add {a}, 2048",
             "add {b}, 2048",
             "dec {steps}",

@@ -16,7 +16,7 @@ use crate::team::Team;
 /// Keys a tile holds; tiles start at absolute positions divisible by it.
 pub const KEY_TILE: usize = 64;
 /// Queries a block holds: a line of lanes.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 const VECS: usize = LINE / LANES;
 
 /// Sizes of an attention layer.
@@ -36,7 +36,7 @@ pub struct AttentionShape {
 
 impl AttentionShape {
     /// The first position that the query at `position` sees.
-    fn first_seen(&self, position: usize) -> usize {
+    pub(crate) fn first_seen(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 }
@@ -232,6 +232,7 @@ impl Lines<'_> {
             softmax_tile(
                 &mut scores[..keys * LINE],
                 lanes,
+                1.0,
                 running,
                 &places,
                 masked_from(tile, keys, self.position),
@@ -483,7 +484,7 @@ pub fn attention_backward(
                             &mut ds[..n],
                             &log_sums,
                             delta,
-                            shape.scale,
+                            [1.0, shape.scale],
                             [mask, outside(shape, tile, first, count)],
                         );
                         let start = if first == tile { Init::Zero } else { Init::Keep };
@@ -578,13 +579,18 @@ fn pieces_of(shape: &AttentionShape, segments: &[Segment]) -> Vec<Piece> {
 
 /// The number by which the first key's position lies before the first query's, as lines count it:
 /// key j is hidden from query i when j - i > this; `None` when no key of the tile is hidden.
-fn masked_from(tile: usize, keys: usize, position: usize) -> Option<f32> {
+pub(crate) fn masked_from(tile: usize, keys: usize, position: usize) -> Option<f32> {
     (tile + keys - 1 > position).then_some(position as f32 - tile as f32)
 }
 
 /// As [`masked_from`], for the other end of a window: key j is hidden from query i when i - j is at
 /// least this; `None` when every key of the tile lies in the window of every query.
-fn outside(shape: &AttentionShape, tile: usize, position: usize, count: usize) -> Option<f32> {
+pub(crate) fn outside(
+    shape: &AttentionShape,
+    tile: usize,
+    position: usize,
+    count: usize,
+) -> Option<f32> {
     let window = shape.window?;
     (shape.first_seen(position + count - 1) > tile)
         .then_some((tile + window) as f32 - position as f32)
@@ -606,7 +612,7 @@ fn scale_rows(rows: &mut [f32], factors: &[f32], d: usize) {
     }
 }
 
-const IOTA: [f32; LINE] = {
+pub(crate) const IOTA: [f32; LINE] = {
     let mut out = [0.0; LINE];
     let mut i = 0;
     while i < LINE {
@@ -616,13 +622,14 @@ const IOTA: [f32; LINE] = {
     out
 };
 
-/// Scores become probabilities relative to the running maximum; `running` holds maxima, sums and,
+/// Scores, times `factor`, become probabilities relative to the running maximum; `running` holds maxima, sums and,
 /// on return, the factors that older sums must be multiplied by. `places`: each lane's query, counted
 /// from the first of the block.
 #[inline(always)]
 unsafe fn softmax_tile_body<S: Lanes>(
     scores: &mut [f32],
     lanes: usize,
+    factor: f32,
     running: &mut [f32],
     places: &[f32; LINE],
     mask: Option<f32>,
@@ -630,25 +637,27 @@ unsafe fn softmax_tile_body<S: Lanes>(
 ) {
     // SAFETY: whole lines.
     unsafe {
+        let changed = mask.is_some() || outside.is_some() || factor != 1.0;
         for i in 0..lanes / LANES {
             let old = S::load(running.as_ptr().add(i * LANES));
             let lane = S::load(places.as_ptr().add(i * LANES));
             let mut max = old;
             for (j, line) in scores.chunks_exact_mut(LINE).enumerate() {
                 let p = line.as_mut_ptr().add(i * LANES);
-                let mut z = S::load(p);
+                let mut z = S::load(p).mul(S::splat(factor));
                 if let Some(shift) = mask {
                     // Hidden where lane < j - shift: minus infinity is added there.
                     let hidden = S::splat(f32::NEG_INFINITY)
                         .keep_at_least(S::splat(j as f32 - shift - 1.0), lane);
                     z = z.add(hidden);
-                    z.store(p);
                 }
                 if let Some(shift) = outside {
                     // Hidden where lane - j >= shift.
                     let hidden =
                         S::splat(f32::NEG_INFINITY).keep_at_least(lane, S::splat(j as f32 + shift));
                     z = z.add(hidden);
+                }
+                if changed {
                     z.store(p);
                 }
                 max = max.max(z);
@@ -661,21 +670,22 @@ unsafe fn softmax_tile_body<S: Lanes>(
                 e.store(p);
                 sum = sum.add(e);
             }
-            let factor = math::exp_share(old.sub(safe));
-            let total = S::load(running.as_ptr().add(LINE + i * LANES)).fma(factor, sum);
+            let older = math::exp_share(old.sub(safe));
+            let total = S::load(running.as_ptr().add(LINE + i * LANES)).fma(older, sum);
             max.store(running.as_mut_ptr().add(i * LANES));
             total.store(running.as_mut_ptr().add(LINE + i * LANES));
-            factor.store(running.as_mut_ptr().add(2 * LINE + i * LANES));
+            older.store(running.as_mut_ptr().add(2 * LINE + i * LANES));
         }
     }
 }
 stamp!(fn softmax_tile_raw(
-    scores: &mut [f32], lanes: usize, running: &mut [f32], places: &[f32; LINE], mask: Option<f32>,
-    outside: Option<f32>
+    scores: &mut [f32], lanes: usize, factor: f32, running: &mut [f32], places: &[f32; LINE],
+    mask: Option<f32>, outside: Option<f32>
 ) = softmax_tile_body);
-fn softmax_tile(
+pub(crate) fn softmax_tile(
     scores: &mut [f32],
     lanes: usize,
+    factor: f32,
     running: &mut [f32],
     places: &[f32; LINE],
     mask: Option<f32>,
@@ -683,17 +693,18 @@ fn softmax_tile(
 ) {
     assert!(scores.len().is_multiple_of(LINE) && running.len() == 3 * LINE && lanes <= LINE);
     // SAFETY: whole lines, of which the first lanes are touched.
-    unsafe { softmax_tile_raw(scores, lanes, running, places, mask, outside) }
+    unsafe { softmax_tile_raw(scores, lanes, factor, running, places, mask, outside) }
 }
 
-/// p: scores → probabilities; ds: d_probability → d_score = p·(ds - δ)·scale.
+/// p: scores, times the first factor → probabilities; ds: d_probability → d_score = p·(ds - δ) times
+/// the second.
 #[inline(always)]
 unsafe fn score_gradients_body<S: Lanes>(
     p: &mut [f32],
     ds: &mut [f32],
     log_sums: &[f32; LINE],
     delta: &[f32],
-    scale: f32,
+    [factor, scale]: [f32; 2],
     [mask, outside]: [Option<f32>; 2],
 ) {
     // SAFETY: whole lines.
@@ -705,7 +716,7 @@ unsafe fn score_gradients_body<S: Lanes>(
             let lines = p.chunks_exact_mut(LINE).zip(ds.chunks_exact_mut(LINE));
             for (j, (p, ds)) in lines.enumerate() {
                 let (p, ds) = (p.as_mut_ptr().add(i * LANES), ds.as_mut_ptr().add(i * LANES));
-                let mut e = math::exp_share(S::load(p).sub(log_sum));
+                let mut e = math::exp_share(S::load(p).mul(S::splat(factor)).sub(log_sum));
                 if let Some(shift) = mask {
                     e = e.keep_at_least(lane, S::splat(j as f32 - shift));
                 }
@@ -719,20 +730,20 @@ unsafe fn score_gradients_body<S: Lanes>(
     }
 }
 stamp!(fn score_gradients_raw(
-    p: &mut [f32], ds: &mut [f32], log_sums: &[f32; LINE], delta: &[f32], scale: f32,
+    p: &mut [f32], ds: &mut [f32], log_sums: &[f32; LINE], delta: &[f32], factors: [f32; 2],
     hidden: [Option<f32>; 2]
 ) = score_gradients_body);
-fn score_gradients(
+pub(crate) fn score_gradients(
     p: &mut [f32],
     ds: &mut [f32],
     log_sums: &[f32; LINE],
     delta: &[f32],
-    scale: f32,
+    factors: [f32; 2],
     hidden: [Option<f32>; 2],
 ) {
     assert!(p.len() == ds.len() && p.len().is_multiple_of(LINE) && delta.len() == LINE);
     // SAFETY: whole lines.
-    unsafe { score_gradients_raw(p, ds, log_sums, delta, scale, hidden) }
+    unsafe { score_gradients_raw(p, ds, log_sums, delta, factors, hidden) }
 }
 
 #[cfg(test)]

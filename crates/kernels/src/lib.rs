@@ -52,8 +52,9 @@ pub use isa::Isa;
 pub use kv::{Kv, KvKind, key_lanes, store_keys};
 pub use matmul::{Init, Mat, matmul, pack_transposed, packed_len};
 pub use mixed::{
-    Factor, Stored, TOLERANCE as MIXED_TOLERANCE, adam_mixed, half_embedding, mixed_matmul,
-    mixed_workspace, round_both, round_halves, softmax_gradient, widen_halves,
+    Factor, Stored, TOLERANCE as MIXED_TOLERANCE, adam_mixed, half_embedding,
+    mixed_attention_backward, mixed_attention_forward, mixed_attention_workspace, mixed_matmul,
+    mixed_workspace, round_both, round_halves, rounded_values, softmax_gradient, widen_halves,
 };
 pub use muon::{MuonStep, muon, muon_workspace};
 pub use norm::{

@@ -153,8 +153,7 @@ fn specs(
     let inner = match network {
         Network::Transformer(n) => {
             let training = w.training.then_some(recompute);
-            let mixed = half.is_some();
-            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, training, mixed))
+            NetworkSlots::Transformer(n.specs(w.rows, w.longest, w.threads, training, half))
         }
         Network::Rnn(n) => NetworkSlots::Rnn(n.specs(w.rows, w.sequences, w.threads, w.training)),
     };

@@ -12,7 +12,8 @@ use crate::units::{Course, Packing};
 use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
 use kernels::{
     AttentionShape, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign, attention_backward,
-    attention_forward,
+    attention_forward, mixed_attention_backward, mixed_attention_forward, rounded_values,
+    widen_halves,
 };
 use ledger::{Account, Buffer, Spec};
 use std::ops::Range;
@@ -20,7 +21,7 @@ use tensor::ops::{
     Adapter, Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary,
     frozen_work, turn, turn_back,
 };
-use tensor::{Initial, Layout, Packed, ParamId, Parameters};
+use tensor::{Initial, Layout, Packed, ParamId, Parameters, halves_in, halves_in_mut};
 
 /// One layer's operations.
 #[derive(Clone, Debug)]
@@ -57,7 +58,8 @@ pub(crate) struct Transformer {
 }
 
 slots! {
-    /// What the attention half of a layer computes that its backward pass needs.
+    /// What the attention half of a layer computes that its backward pass needs. Trained in 16 bits,
+    /// `qkv` and `attention` are kept in 16 bits.
     struct AttentionSlot {
         /// R×2
         stats1,
@@ -77,7 +79,8 @@ slots! {
 }
 
 slots! {
-    /// What the MLP half of a layer computes that its backward pass needs.
+    /// What the MLP half of a layer computes that its backward pass needs. Trained in 16 bits, `up` is
+    /// kept in 16 bits, and in bf16 `middle`.
     struct MlpSlot {
         /// R×C: the stream between attention and MLP (training only).
         middle,
@@ -116,7 +119,8 @@ slots! {
         d_x,
         /// R×max(C, HD): the gradient of what a branch's last step read (training only).
         d_inner,
-        /// R×(H+2G)D (training only)
+        /// R×(H+2G)D (training only); in a forward pass in 16 bits, queries, keys and values before they
+        /// are rounded.
         d_qkv,
         /// MLP_ROWS×(F or 2F) (training only)
         d_up,
@@ -126,7 +130,8 @@ slots! {
 /// The buffers of a run.
 #[derive(Debug)]
 pub(crate) struct TransformerSlots<B> {
-    /// R×C a layer: the stream before it (training only).
+    /// R×C a layer: the stream before it (training only); in 16 bits where it is trained in bf16 and
+    /// nothing is computed again from it.
     inputs: Vec<B>,
     /// One a layer, or one for all.
     attention: Vec<AttentionSlot<B>>,
@@ -142,6 +147,7 @@ struct Desk<'a, 'p> {
     branch: &'a mut [f32],
     act: &'a mut [f32],
     attention_work: &'a mut [f32],
+    wide_qkv: &'a mut [f32],
     angles: &'a [f32],
     near_angles: &'a [f32],
 }
@@ -387,7 +393,7 @@ impl Transformer {
         longest: usize,
         threads: usize,
         training: Option<Recompute>,
-        mixed: bool,
+        half: Option<HalfKind>,
     ) -> TransformerSlots<Spec> {
         let c = self.width();
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
@@ -396,16 +402,20 @@ impl Transformer {
         let account = if training.is_some() { Account::Activations } else { Account::Workspace };
         let kept = |width: usize| if training.is_some() { rows * width } else { 0 };
         let used = |condition: bool, len: usize| if condition { len } else { 0 };
+        let mixed = half.is_some();
+        let halved = |is_half: bool, len: usize| if is_half { len.div_ceil(2) } else { len };
+        let kept_half = half.filter(|_| training.is_some());
+        let stream_half = stream_half(kept_half).is_some();
         let layers = self.layers.len();
         let (post, heads) = (self.config.post_norm, self.config.qk_norm);
         let attention = slots_of(training, layers, Recompute::Attention, |i| {
             let spec = |what: &str, len| Spec::new(format!("layer {i} {what}"), account, len);
             AttentionSlot {
                 stats1: spec("norm 1", rows * Norm::STATS),
-                qkv: spec("q k v", rows * (h + 2 * g) * d),
+                qkv: spec("q k v", halved(kept_half.is_some(), rows * (h + 2 * g) * d)),
                 raw: spec("q k before norms", used(heads, kept((h + g) * d))),
                 lse: spec("log-sums", kept(h)),
-                attention: spec("attention", rows * h * d),
+                attention: spec("attention", halved(kept_half.is_some(), rows * h * d)),
                 branch: spec("attention branch", used(post, kept(c))),
                 branch_stats: spec("attention branch norm", used(post, rows * Norm::STATS)),
             }
@@ -413,19 +423,24 @@ impl Transformer {
         let mlp = slots_of(training, layers, Recompute::Layer, |i| {
             let spec = |what: &str, len| Spec::new(format!("layer {i} {what}"), account, len);
             MlpSlot {
-                middle: spec("middle", kept(c)),
+                middle: spec("middle", halved(stream_half, kept(c))),
                 stats2: spec("norm 2", rows * Norm::STATS),
-                up: spec("mlp", if mixed { (rows * up).div_ceil(2) } else { rows * up }),
+                up: spec("mlp", halved(mixed, rows * up)),
                 branch: spec("mlp branch", used(post, kept(c))),
                 branch_stats: spec("mlp branch norm", used(post, rows * Norm::STATS)),
             }
         });
-        let input = |i| Spec::new(format!("layer {i} input"), account, rows * c);
+        let half_inputs = stream_half && training == Some(Recompute::None);
+        let input =
+            |i| Spec::new(format!("layer {i} input"), account, halved(half_inputs, rows * c));
         let inputs = (0..used(training.is_some(), layers)).map(input).collect();
         let kept_spec = |what: &str, len| Spec::new(what, account, len);
         let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
         let backward = used(training.is_some(), longest);
-        let tiles = kernels::attention_workspace(&self.shape, threads, backward);
+        let tiles = match kept_half {
+            Some(_) => kernels::mixed_attention_workspace(&self.shape, threads, backward),
+            None => kernels::attention_workspace(&self.shape, threads, backward),
+        };
         let run = MLP_ROWS.min(rows);
         let shared = SharedSlot {
             x: kept_spec("residual stream", rows * c),
@@ -472,17 +487,23 @@ impl Transformer {
             _ => Some(i),
         };
         let up = rows * Mlp::saved_width(mlp_kind(&self.config), self.config.intermediate_size);
-        let bad = |x: &[f32], width: usize| !all_finite(&x[..rows * width]);
+        let bad_in = |half: Option<HalfKind>, x: &[f32], width: usize| match half {
+            Some(kind) => {
+                halves_in(x, rows * width).iter().any(|&bits| !kind.value(bits).is_finite())
+            }
+            None => !all_finite(&x[..rows * width]),
+        };
+        let stream = stream_half(half);
         for (i, input) in slots.inputs.iter().enumerate() {
             let attention = place(slots.attention.len(), i).map(|at| &slots.attention[at]);
             let mlp = place(slots.mlp.len(), i).map(|at| &slots.mlp[at]);
-            let found = if bad(input, c) {
+            let found = if bad_in(stream.filter(|_| is_halved(input, &slots.shared.x)), input, c) {
                 Some("input")
-            } else if attention.is_some_and(|slot| bad(&slot.qkv, (h + 2 * g) * d)) {
+            } else if attention.is_some_and(|slot| bad_in(half, &slot.qkv, (h + 2 * g) * d)) {
                 Some("q k v")
-            } else if attention.is_some_and(|slot| bad(&slot.attention, h * d)) {
+            } else if attention.is_some_and(|slot| bad_in(half, &slot.attention, h * d)) {
                 Some("attention")
-            } else if mlp.is_some_and(|slot| bad(&slot.middle, c)) {
+            } else if mlp.is_some_and(|slot| bad_in(stream, &slot.middle, c)) {
                 Some("stream after attention")
             } else if mlp.is_some_and(|slot| !Mlp::saved_is_finite(&slot.up, up, half)) {
                 Some("mlp")
@@ -523,12 +544,14 @@ impl Transformer {
                 rotary.angles(&batch.positions, &mut angles[..rows * rotary.width()]);
             }
         }
+        let half_inputs = inputs.first().is_some_and(|input| is_halved(input, &shared.x));
         for (i, layer) in self.layers.iter().enumerate() {
             let next = Some(self.unit_of(i + 1));
             let (pass, packed) = &self.enter_forward(course, (i, layer), next);
             let (x, desk) = &mut shared.desk(packed, rows * c);
             if let Some(input) = inputs.get_mut(i) {
-                keep(pass.team, input, x);
+                let half = stream_half(pass.weights.halves_kind());
+                keep(pass.team, half.filter(|_| half_inputs), input, x);
             }
             self.attention_half(pass, (i, layer), past, slot_of(attention, i), desk, x);
             self.mlp_half(pass, (i, layer), slot_of(mlp, i), desk, x);
@@ -553,12 +576,20 @@ impl Transformer {
     ) {
         let (team, weights) = (pass.team, pass.weights);
         self.attend(pass, (index, layer), past, slot, desk, x);
-        let attention =
-            &slot.attention[..pass.batch.rows() * self.shape.heads * self.shape.head_dim];
-        let branch = &mut *desk.branch;
-        layer.out.forward(team, weights, desk.packed, attention, branch, self.width(), 0);
+        let n = pass.batch.rows() * self.shape.heads * self.shape.head_dim;
+        let (branch, c) = (&mut *desk.branch, self.width());
+        match kept_half(pass, slot) {
+            Some(_) => {
+                let attention = halves_in(&slot.attention, n);
+                layer.out.forward_halves(team, weights, attention, (&mut *branch, c, 0));
+            }
+            None => {
+                let attention = &slot.attention[..n];
+                layer.out.forward(team, weights, desk.packed, attention, branch, c, 0);
+            }
+        }
         pass.dropout(branch, 2 * index as u64 + 1);
-        keep(pass.team, &mut slot.branch, branch);
+        keep(pass.team, None, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.0);
         add_branch(pass, norm, branch, desk.normed, &mut slot.branch_stats, x);
     }
@@ -574,11 +605,11 @@ impl Transformer {
     ) {
         let (team, weights) = (pass.team, pass.weights);
         let (normed, branch) = (&mut *desk.normed, &mut *desk.branch);
-        keep(pass.team, &mut slot.middle, x);
+        keep(pass.team, stream_half(weights.halves_kind()), &mut slot.middle, x);
         layer.norm2.forward(team, weights, x, normed, &mut slot.stats2);
         layer.mlp.forward(team, weights, desk.packed, normed, branch, &mut slot.up, desk.act);
         pass.dropout(branch, 2 * index as u64 + 2);
-        keep(pass.team, &mut slot.branch, branch);
+        keep(pass.team, None, &mut slot.branch, branch);
         let norm = layer.post.as_ref().map(|post| &post.1);
         add_branch(pass, norm, branch, normed, &mut slot.branch_stats, x);
     }
@@ -607,7 +638,11 @@ impl Transformer {
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
         let (rows, stride) = (batch.rows(), (h + 2 * g) * d);
         layer.norm1.forward(team, weights, x, desk.normed, &mut slot.stats1);
-        let qkv = &mut slot.qkv[..rows * stride];
+        let kept_half = kept_half(pass, slot);
+        let qkv = match kept_half {
+            Some(_) => &mut desk.wide_qkv[..rows * stride],
+            None => &mut slot.qkv[..rows * stride],
+        };
         layer.qkv.forward(team, weights, desk.packed, desk.normed, qkv, stride, 0);
         if let Some((queries, keys)) = &layer.heads {
             if !slot.raw.is_empty() {
@@ -623,6 +658,17 @@ impl Transformer {
             let angles = if self.turns_near(layer) { desk.near_angles } else { desk.angles };
             turn(team, qkv, stride, 0, h + g, &angles[..rows * d]);
         }
+        if let Some(kind) = kept_half {
+            let kept = halves_in_mut(&mut slot.qkv, rows * stride);
+            kernels::round_halves(team, kind, &desk.wide_qkv[..rows * stride], kept);
+            let attention = halves_in_mut(&mut slot.attention, rows * h * d);
+            let lse = &mut slot.lse[..h * rows];
+            let (shape, work) = (self.shape_of(layer), &mut *desk.attention_work);
+            let sequences = &batch.sequences;
+            mixed_attention_forward(team, kind, &shape, sequences, kept, attention, lse, work);
+            return;
+        }
+        let qkv = &mut slot.qkv[..rows * stride];
         for (i, &(row, new)) in batch.sequences.iter().enumerate() {
             if let Some((pool, to)) = past.pages_mut(i) {
                 let rows = &qkv[row * stride..(row + new) * stride];
@@ -682,13 +728,15 @@ impl Transformer {
             } else {
                 self.enter(course, self.unit_of(i), next)
             };
-            let input = &inputs[i][..rows * c];
+            let input = &inputs[i];
             let (attention, mlp) = (slot_of(attention, i), slot_of(mlp, i));
             if mlp_again {
+                let input = &input[..rows * c];
                 self.layer_again(pass, packed, (i, layer), attention, mlp, input, shared);
             }
             self.mlp_backward(pass, packed, gradients, (i, layer), mlp, shared);
             if attention_again && !mlp_again {
+                let input = &input[..rows * c];
                 self.attention_again(pass, packed, (i, layer), attention, input, shared);
             }
             self.attention_backward(pass, packed, gradients, (i, layer), attention, input, shared);
@@ -729,7 +777,7 @@ impl Transformer {
         if layer.post.is_some() {
             return self.mlp_half(pass, (index, layer), mlp, desk, x);
         }
-        keep(pass.team, &mut mlp.middle, x);
+        keep(pass.team, stream_half(pass.weights.halves_kind()), &mut mlp.middle, x);
         layer.norm2.forward(pass.team, pass.weights, x, desk.normed, &mut mlp.stats2);
         let (normed, up, act) = (&*desk.normed, &mut mlp.up, &mut *desk.act);
         layer.mlp.recompute(pass.team, pass.weights, packed, normed, up, act);
@@ -764,13 +812,13 @@ impl Transformer {
     ) {
         let (team, weights) = (pass.team, pass.weights);
         let n = pass.batch.rows() * self.width();
-        let (normed, branch) = (&mut shared.normed[..n], &mut shared.branch[..n]);
+        let (normed, room) = (&mut shared.normed[..n], &mut shared.branch[..n]);
         let (d_x, d_normed) = (&mut shared.d_x[..n], &mut shared.d_inner[..n]);
-        let middle = &slot.middle[..n];
+        let middle = stream(pass, &slot.middle, &mut shared.x, n);
         layer.norm2.forward(team, weights, middle, normed, &mut slot.stats2);
         let norm = layer.post.as_ref().map(|post| &post.1);
-        branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
-        pass.dropout(branch, 2 * index as u64 + 2);
+        let (read, place) = ((&slot.branch[..], &slot.branch_stats[..]), 2 * index as u64 + 2);
+        let branch = branch_gradient(pass, gradients, norm, read, place, d_x, room);
         let scratch = &mut MlpScratch { act: &mut shared.act, d_up: &mut shared.d_up };
         layer.mlp.backward(
             team, weights, gradients, packed, normed, &slot.up, branch, d_normed, scratch,
@@ -793,27 +841,37 @@ impl Transformer {
         let (rows, c) = (batch.rows(), self.width());
         let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
         let (stride, width) = ((h + 2 * g) * d, (h + g) * d);
-        let (normed, branch) = (&mut shared.normed[..rows * c], &mut shared.branch[..rows * c]);
+        let (normed, room) = (&mut shared.normed[..rows * c], &mut shared.branch[..rows * c]);
         let d_x = &mut shared.d_x[..rows * c];
         let norm = layer.post.as_ref().map(|post| &post.0);
-        branch_gradient(pass, gradients, norm, (&slot.branch, &slot.branch_stats), d_x, branch);
-        pass.dropout(branch, 2 * index as u64 + 1);
+        let (read, place) = ((&slot.branch[..], &slot.branch_stats[..]), 2 * index as u64 + 1);
+        let branch = branch_gradient(pass, gradients, norm, read, place, d_x, room);
         let d_attention = &mut shared.d_inner[..rows * h * d];
-        let attention = &slot.attention[..rows * h * d];
-        let wanted = Some((&mut *d_attention, Init::Zero));
-        layer.out.backward(team, weights, gradients, packed, attention, branch, c, 0, wanted);
+        let (shape, sequences) = (&self.shape_of(layer), &batch.sequences[..]);
         let d_qkv = &mut shared.d_qkv[..rows * stride];
-        attention_backward(
-            team,
-            &self.shape_of(layer),
-            &batch.sequences,
-            &slot.qkv[..rows * stride],
-            attention,
-            &slot.lse[..h * rows],
-            d_attention,
-            d_qkv,
-            &mut shared.attention_work,
-        );
+        let (lse, work) = (&slot.lse[..h * rows], &mut shared.attention_work);
+        if let Some(kind) = kept_half(pass, slot) {
+            let attention = halves_in(&slot.attention, rows * h * d);
+            let d = (branch, c, 0);
+            layer.out.backward_halves(team, weights, gradients, attention, d, d_attention);
+            let kept = (halves_in(&slot.qkv, rows * stride), attention, lse);
+            mixed_attention_backward(team, kind, shape, sequences, kept, d_attention, d_qkv, work);
+        } else {
+            let (qkv, attention) = (&slot.qkv[..rows * stride], &slot.attention[..rows * h * d]);
+            let wanted = Some((&mut *d_attention, Init::Zero));
+            layer.out.backward(team, weights, gradients, packed, attention, branch, c, 0, wanted);
+            attention_backward(
+                team,
+                shape,
+                sequences,
+                qkv,
+                attention,
+                lse,
+                d_attention,
+                d_qkv,
+                work,
+            );
+        }
         if self.rotary.is_some() {
             let near = self.turns_near(layer);
             let angles = if near { &shared.near_angles } else { &shared.angles };
@@ -827,6 +885,7 @@ impl Transformer {
                 norm.heads_backward(team, weights, gradients, read, made);
             }
         }
+        let input = stream(pass, input, &mut shared.x, rows * c);
         layer.norm1.forward(team, weights, input, normed, &mut slot.stats1);
         let d_normed = &mut shared.d_inner[..rows * c];
         let wanted = Some((&mut *d_normed, Init::Zero));
@@ -848,6 +907,7 @@ impl SharedSlot<Buffer<f32>> {
             branch: &mut self.branch[..n],
             act: &mut self.act,
             attention_work: &mut self.attention_work,
+            wide_qkv: &mut self.d_qkv,
             angles: &self.angles,
             near_angles: &self.near_angles,
         };
@@ -874,24 +934,28 @@ fn slot_of<T>(slots: &mut [T], i: usize) -> &mut T {
     &mut slots[if only { 0 } else { i }]
 }
 
-/// The gradient of what a branch adds to the stream, from the stream's: the same, or through the
-/// branch's norm. Saved: what the norm read, and its statistics.
-fn branch_gradient(
+/// The gradient of what a branch makes, from the stream's: the same, but for the branch's norm and what
+/// was dropped, which need `room`. Saved: what the norm read, and its statistics.
+fn branch_gradient<'a>(
     pass: &Pass,
     gradients: &mut Parameters,
     norm: Option<&Norm>,
     (read, stats): (&[f32], &[f32]),
-    d_x: &[f32],
-    branch: &mut [f32],
-) {
+    place: u64,
+    d_x: &'a [f32],
+    room: &'a mut [f32],
+) -> &'a [f32] {
     match norm {
         Some(norm) => {
-            kernels::clear(pass.team, branch);
+            kernels::clear(pass.team, room);
             let read = &read[..d_x.len()];
-            norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, branch);
+            norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, room);
         }
-        None => kernels::copy(pass.team, d_x, branch),
+        None if pass.dropout.is_none() => return d_x,
+        None => kernels::copy(pass.team, d_x, room),
     }
+    pass.dropout(room, place);
+    room
 }
 
 fn mlp_kind(config: &TransformerConfig) -> MlpKind {
@@ -922,9 +986,40 @@ fn add_branch(
     }
 }
 
-/// Keeps a copy for the backward pass, where there is a place for it.
-fn keep(team: &Team, slot: &mut Buffer<f32>, x: &[f32]) {
-    if !slot.is_empty() {
-        kernels::copy(team, x, &mut slot[..x.len()]);
+/// Keeps a copy for the backward pass, where there is a place for it; in 16 bits where told.
+fn keep(team: &Team, half: Option<HalfKind>, slot: &mut Buffer<f32>, x: &[f32]) {
+    match half {
+        _ if slot.is_empty() => {}
+        Some(kind) => kernels::round_halves(team, kind, x, halves_in_mut(slot, x.len())),
+        None => kernels::copy(team, x, &mut slot[..x.len()]),
     }
+}
+
+/// In which 16 bits queries, keys, values and what attention makes of them are kept: those of training.
+fn kept_half(pass: &Pass, slot: &AttentionSlot<Buffer<f32>>) -> Option<HalfKind> {
+    pass.weights.halves_kind().filter(|_| !slot.lse.is_empty())
+}
+
+/// In which 16 bits the stream is kept for the backward pass. Half precision ends at 65,504, which a
+/// stream may pass.
+fn stream_half(half: Option<HalfKind>) -> Option<HalfKind> {
+    half.filter(|&kind| kind == HalfKind::Bf16)
+}
+
+/// Whether a copy of the stream is kept in 16 bits.
+fn is_halved(kept: &[f32], stream: &[f32]) -> bool {
+    kept.len() < stream.len()
+}
+
+/// The stream as it was kept, n values, in `room` where it has to be widened. In 16-bit training it is
+/// what 16 bits say, though it may be kept whole to compute again from.
+fn stream<'a>(pass: &Pass, kept: &'a [f32], room: &'a mut [f32], n: usize) -> &'a [f32] {
+    let Some(kind) = stream_half(pass.weights.halves_kind()) else { return &kept[..n] };
+    let is_halved = is_halved(kept, room);
+    let room = &mut room[..n];
+    match is_halved {
+        true => widen_halves(pass.team, kind, halves_in(kept, n), room),
+        false => rounded_values(pass.team, kind, &kept[..n], room),
+    }
+    room
 }

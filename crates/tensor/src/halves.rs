@@ -6,6 +6,16 @@ use kernels::{Factor, HalfKind, Init, Team, mixed_matmul, mixed_workspace};
 use ledger::{Account, Buffer, Spec};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// The first `count` of the 16-bit numbers that stand two a word.
+pub fn halves_in(words: &[f32], count: usize) -> &[u16] {
+    &bytemuck::cast_slice(words)[..count]
+}
+
+/// The same, to be written.
+pub fn halves_in_mut(words: &mut [f32], count: usize) -> &mut [u16] {
+    &mut bytemuck::cast_slice_mut(words)[..count]
+}
+
 /// The 16 bits of every parameter, in the places of a layout.
 #[derive(Debug)]
 pub(crate) struct Halves {

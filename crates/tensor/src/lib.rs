@@ -11,7 +11,7 @@ mod halves;
 pub mod ops;
 mod parameters;
 
-pub use halves::Mixed;
+pub use halves::{Mixed, halves_in, halves_in_mut};
 pub use kernels::{HalfKind, PANEL_ROWS, QUANT_BLOCK, QuantBlock, QuantKind, pack_panel};
 pub use ops::Packed;
 pub use parameters::{

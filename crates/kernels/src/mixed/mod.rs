@@ -11,11 +11,14 @@
 //! two, an output differs by no more than [`TOLERANCE`] times Σ|a·b|, or by what denormal factors
 //! would have added.
 
+mod attention;
 mod pack;
 mod rows;
 
+pub use attention::{mixed_attention_backward, mixed_attention_forward, mixed_attention_workspace};
 pub use rows::{
-    adam_mixed, half_embedding, round_both, round_halves, softmax_gradient, widen_halves,
+    adam_mixed, half_embedding, round_both, round_halves, rounded_values, softmax_gradient,
+    widen_halves,
 };
 
 use crate::halves::HalfKind;
@@ -234,16 +237,17 @@ impl Part<'_> {
                 if way == Way::Tiles {
                     open_tiles();
                 }
-                for p in columns {
-                    let b = shared.pointer().add(p * words).cast::<u32>().cast_const();
-                    let cols = STRIP.min(self.width - p * STRIP);
-                    for (i, strip) in rows.clone().enumerate() {
-                        let rows = STRIP.min(self.a.lines - strip * STRIP);
+                // A strip stays near while panels go by.
+                for (i, strip) in rows.enumerate() {
+                    let rows = STRIP.min(self.a.lines - strip * STRIP);
+                    let a = a_words.add(i * words);
+                    for p in columns.clone() {
+                        let b = shared.pointer().add(p * words).cast::<u32>().cast_const();
+                        let cols = STRIP.min(self.width - p * STRIP);
                         let at = strip * STRIP * c_stride + c_from + p * STRIP;
                         let place = Place { c: c.pointer().add(at), stride: c_stride, rows, cols };
                         place.ask_for();
                         let keep = begin(&place, init, p * STRIP);
-                        let a = a_words.add(i * words);
                         match way {
                             Way::Tiles => by_tiles(a, b, steps, &place, keep),
                             Way::Dots => by_dots(a, b, steps, &place, keep),

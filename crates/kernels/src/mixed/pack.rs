@@ -10,10 +10,10 @@ use crate::lanes::{LANES, Lanes, stamp};
 /// A factor seen as lines along K.
 #[derive(Clone, Copy)]
 pub(super) struct Lines<'a> {
-    stored: Stored<'a>,
+    pub(super) stored: Stored<'a>,
     pub(super) lines: usize,
-    line_stride: usize,
-    k_stride: usize,
+    pub(super) line_stride: usize,
+    pub(super) k_stride: usize,
 }
 
 impl<'a> From<Factor<'a>> for Lines<'a> {
@@ -23,6 +23,16 @@ impl<'a> From<Factor<'a>> for Lines<'a> {
 }
 
 impl Lines<'_> {
+    /// Whether it is inside what is stored, `depth` values long.
+    pub(super) fn is_inside(&self, depth: usize) -> bool {
+        let len = match self.stored {
+            Stored::Values(x) => x.len(),
+            Stored::Halves(x) => x.len(),
+        };
+        let last = (self.lines - 1) * self.line_stride + (depth - 1) * self.k_stride;
+        self.lines > 0 && depth > 0 && last < len
+    }
+
     /// The same, as if it ended at a line.
     pub(super) fn up_to(self, lines: usize) -> Self {
         Lines { lines: lines.min(self.lines), ..self }

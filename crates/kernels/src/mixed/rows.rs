@@ -40,6 +40,17 @@ pub fn round_both(team: &Team, kind: HalfKind, x: &mut [f32], out: &mut [u16]) {
     });
 }
 
+/// What 16 bits would say of x.
+pub fn rounded_values(team: &Team, kind: HalfKind, x: &[f32], out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "round: lengths");
+    let out = Split::new(out);
+    team.tasks(x.len().div_ceil(CHUNK), |i| {
+        let range = i * CHUNK..((i + 1) * CHUNK).min(x.len());
+        // SAFETY: chunks do not overlap.
+        unsafe { rounded_raw(kind, &x[range.clone()], out.part(range)) };
+    });
+}
+
 /// Widens 16 bits to f32, exactly.
 pub fn widen_halves(team: &Team, kind: HalfKind, x: &[u16], out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "widen: lengths");
@@ -53,13 +64,14 @@ pub fn widen_halves(team: &Team, kind: HalfKind, x: &[u16], out: &mut [f32]) {
 
 stamp!(fn round_raw(kind: HalfKind, x: &[f32], out: &mut [u16]) = round_body);
 stamp!(fn widen_raw(kind: HalfKind, x: &[u16], out: &mut [f32]) = widen_body);
+stamp!(fn rounded_raw(kind: HalfKind, x: &[f32], out: &mut [f32]) = rounded_body);
 
 /// Sixteen halves, or the first `n` of them.
 ///
 /// # Safety
 /// `n` halves are writable.
 #[inline(always)]
-unsafe fn store<S: Lanes>(kind: HalfKind, x: S, to: *mut u16, n: usize) {
+pub(super) unsafe fn store<S: Lanes>(kind: HalfKind, x: S, to: *mut u16, n: usize) {
     // SAFETY: as the caller's; the end goes by way of sixteen places.
     unsafe {
         let mut bits = [0; LANES];
@@ -79,7 +91,7 @@ unsafe fn store<S: Lanes>(kind: HalfKind, x: S, to: *mut u16, n: usize) {
 /// # Safety
 /// `n` halves are readable.
 #[inline(always)]
-unsafe fn load<S: Lanes>(kind: HalfKind, from: *const u16, n: usize) -> S {
+pub(super) unsafe fn load<S: Lanes>(kind: HalfKind, from: *const u16, n: usize) -> S {
     // SAFETY: as the caller's.
     unsafe {
         let mut bits = [0; LANES];
@@ -111,6 +123,18 @@ unsafe fn widen_body<S: Lanes>(kind: HalfKind, x: &[u16], out: &mut [f32]) {
         unsafe {
             let wide: S = load(kind, x.as_ptr().add(i), n);
             wide.store_part(out.as_mut_ptr().add(i), n);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn rounded_body<S: Lanes>(kind: HalfKind, x: &[f32], out: &mut [f32]) {
+    for (x, out) in x.chunks(LANES).zip(out.chunks_mut(LANES)) {
+        let (n, mut bits) = (x.len(), [0; LANES]);
+        // SAFETY: as many on both sides.
+        unsafe {
+            store(kind, S::load_part(x.as_ptr(), n), bits.as_mut_ptr(), LANES);
+            load::<S>(kind, bits.as_ptr(), LANES).store_part(out.as_mut_ptr(), n);
         }
     }
 }

@@ -222,16 +222,66 @@ impl Linear {
         d_x: Option<(&mut [f32], Init)>,
     ) {
         let rows = x.len() / self.inputs;
+        let x = Mat::new(x, rows, self.inputs);
+        if weights.halves_kind().is_some() {
+            let d = (d_y, d_y_stride, d_y_from);
+            return self.backward_mixed(team, weights, gradients, (x.into(), rows), d, d_x);
+        }
         let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
         let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
         if rows > 0 && !d_weight.is_empty() {
-            let x = Mat::new(x, rows, self.inputs);
-            if weights.halves_kind().is_some() {
-                let factors = (d.transposed().into(), x.into());
-                weights.product(team, factors, Init::Keep, d_weight, (self.inputs, 0));
-            } else {
-                matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
-            }
+            matmul(team, d.transposed(), x, Init::Keep, d_weight, self.inputs, 0);
+            column_sums(team, d_y, rows, d_y_stride, d_y_from, d_bias);
+        }
+        if let Some(wanted) = d_x {
+            self.plain_input_gradient(team, weights, (d_y, d_y_stride, d_y_from), wanted);
+        }
+    }
+
+    /// y = W·x + b in mixed precision, x in 16 bits.
+    pub fn forward_halves(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        x: &[u16],
+        (y, y_stride, y_from): (&mut [f32], usize, usize),
+    ) {
+        let init = self.bias.map_or(Init::Zero, |id| Init::Bias(weights.get(id)));
+        let x = Factor::halves(x, x.len() / self.inputs, self.inputs);
+        if let Some(w) = self.halves(weights) {
+            weights.product(team, (x, w.transposed()), init, y, (y_stride, y_from));
+        }
+    }
+
+    /// [`Linear::backward`] in mixed precision, x in 16 bits.
+    pub fn backward_halves(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        gradients: &mut Parameters,
+        x: &[u16],
+        d_y: (&[f32], usize, usize),
+        d_x: &mut [f32],
+    ) {
+        let rows = x.len() / self.inputs;
+        let x = (Factor::halves(x, rows, self.inputs), rows);
+        self.backward_mixed(team, weights, gradients, x, d_y, Some((d_x, Init::Zero)));
+    }
+
+    fn backward_mixed(
+        &self,
+        team: &Team,
+        weights: &Parameters,
+        gradients: &mut Parameters,
+        (x, rows): (Factor, usize),
+        (d_y, d_y_stride, d_y_from): (&[f32], usize, usize),
+        d_x: Option<(&mut [f32], Init)>,
+    ) {
+        let d = Mat::columns(d_y, rows, d_y_stride, d_y_from, self.outputs);
+        let (d_weight, d_bias) = gradients.pair_mut(self.weight, self.bias);
+        if rows > 0 && !d_weight.is_empty() {
+            let factors = (d.transposed().into(), x);
+            weights.product(team, factors, Init::Keep, d_weight, (self.inputs, 0));
             column_sums(team, d_y, rows, d_y_stride, d_y_from, d_bias);
         }
         if let Some(wanted) = d_x {
