@@ -623,6 +623,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_finite_is_told() {
+        let _level = crate::isa::hold();
+        let team = Team::new(1);
+        let (n, cols) = (16, 256);
+        for kind in [QuantKind::Q4_1, QuantKind::Q6K] {
+            let panels = packed(kind, n, cols);
+            let matrix = QuantMatrix { kind, rows: n, cols, panels: &panels };
+            for (isa, m) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 8)]) {
+                isa.force();
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let mut x: Vec<f32> =
+                        (0..m * cols).map(|i| crate::normal(3, i as u64)).collect();
+                    x[40] = bad;
+                    let mut work = vec![0.0; quant_rows_len(m, cols)];
+                    let rows = quantise_rows(&team, &x, cols, &mut work);
+                    let mut y = vec![0.0; m * n];
+                    quant_matmul(&team, &rows, &matrix, &[], &mut y, n, 0);
+                    let (first, others) = y.split_at(n);
+                    assert!(first.iter().all(|y| !y.is_finite()), "{isa:?} {bad}");
+                    assert!(others.iter().all(|y| y.is_finite()), "{isa:?} {bad}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn halves_widen_exactly() {
         for (bits, value) in [
             (0x0000, 0.0),

@@ -75,7 +75,7 @@ impl QuantRows<'_> {
 }
 
 /// Rounds x (R×K, rows without gaps, K a multiple of 32): d = max|x| / 2032 of the block, code = x / d
-/// to the nearest, ties to even.
+/// to the nearest, ties to even. A block with a number that is not finite has no finite scale.
 ///
 /// # Panics
 /// When `workspace` is shorter than [`quant_rows_len`].
@@ -147,15 +147,21 @@ unsafe fn quantise_block<S: Lanes>(x: &[f32; BLOCK], block: &mut RowBlock, codes
         // Below that, the quotient would overflow; such values are zero beside any other.
         let inverse = if largest > 1e-30 { LARGEST / largest } else { 0.0 };
         let inverse = S::splat(inverse);
-        let mut sums = [0i32; 2];
+        let (mut sums, mut finite) = ([0i32; 2], true);
         for (half, x) in [a, b].into_iter().enumerate() {
             let whole = x.mul(inverse).round();
-            sums[half] = whole.sum() as i32;
+            let sum = whole.sum();
+            sums[half] = sum as i32;
+            finite &= sum.is_finite();
             // Ties go to the even one: the lower digit is then 8 or -8.
             let upper = whole.mul(S::splat(1.0 / base)).round();
             upper.store_i8(high.as_mut_ptr().add(half * LANES));
             let lower = whole.sub(upper.mul(S::splat(base)));
             lower.store_i8(low.as_mut_ptr().add(half * LANES));
+        }
+        // Codes cannot tell what is not a number: the scale does. Infinity times 0 is none either.
+        if !finite {
+            block.scale = f32::NAN;
         }
         block.half_sum = sums[0];
         block.sum = sums[0] + sums[1];
