@@ -31,6 +31,9 @@ const NEAR: usize = 16;
 /// Steps in a row of a kind, where the context has room for so many pieces; the first of them is not
 /// counted.
 const IN_A_ROW: usize = 20;
+/// Tokens that clients of a small server write side by side: steps right after a prompt take longest, and
+/// few answers end there.
+const SIDE_BY_SIDE: usize = 64;
 /// Times that all kinds are timed in turn.
 const ROUNDS: usize = 4;
 
@@ -91,7 +94,7 @@ pub fn calibrate(
 /// Tokens that each of `n` requests writes, so that all write side by side for a row of steps when the
 /// last one's prompt is read.
 pub fn steps_of(n: usize, prompt: usize, step_tokens: usize) -> usize {
-    IN_A_ROW + (n * prompt).div_ceil(step_tokens.saturating_sub(n).max(1))
+    SIDE_BY_SIDE + (n * prompt).div_ceil(step_tokens.saturating_sub(n).max(1))
 }
 
 /// What passes beside steps, by the requests that ran side by side.
