@@ -622,9 +622,9 @@ pub(crate) const IOTA: [f32; LINE] = {
     out
 };
 
-/// Scores, times `factor`, become probabilities relative to the running maximum; `running` holds maxima, sums and,
-/// on return, the factors that older sums must be multiplied by. `places`: each lane's query, counted
-/// from the first of the block.
+/// Scores, times `factor`, become probabilities relative to the running maximum; `running` holds maxima,
+/// sums and, on return, the factors that older sums must be multiplied by. `places`: each lane's query,
+/// counted from the first of the block.
 #[inline(always)]
 unsafe fn softmax_tile_body<S: Lanes>(
     scores: &mut [f32],

@@ -3,8 +3,9 @@
 //!
 //! Steps are timed as a server runs them: each kind many times in a row, prompts by the executor piece
 //! after piece, answers by a server with clients on this machine, after prompts like the load's
-//! (`rehearsal`). A lone step among others of other kinds finds caches cold and takes longer. Requests take what steps take on average, so it is
-//! the mean of a row of steps that counts, and the middle one of several rows.
+//! (`rehearsal`). A lone step among others of other kinds finds caches cold and takes longer. Requests
+//! take what steps take on average, so it is the mean of a row of steps that counts, and the middle one
+//! of several rows.
 
 use super::FleetArgs;
 use super::rehearsal::{Seen, rehearse};
