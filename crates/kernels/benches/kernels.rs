@@ -31,8 +31,31 @@ fn report(what: &str, flops: f64, mut f: impl FnMut()) {
 }
 
 /// Forward, gradient by the input, gradient of the weights: of a layer of width 512.
+const LAYER: [(usize, usize, usize); 3] = [(2048, 512, 512), (2048, 1408, 512), (2048, 512, 1408)];
+
+fn in_f32(team: &Team) {
+    for (m, n, k) in LAYER {
+        let (x, d, w) = (values(m * k), values(m * n), values(n * k));
+        let mut packed = vec![0.0; packed_len(n, k)];
+        pack_transposed(team, &w, n, k, &mut packed);
+        let mut c = vec![0.0; (m * n).max(m * k).max(n * k)];
+        let flops = 2.0 * (m * n * k) as f64;
+        let (x, d) = (Mat::new(&x, m, k), Mat::new(&d, m, n));
+        let forward = Mat { data: &packed, rows: k, cols: n, row_stride: 0, col_stride: 1 };
+        let mut product = |what: &str, a: Mat, b: Mat, init: fn() -> Init<'static>, n| {
+            report(&format!("f32 {what} of {m}×{n}×{k}"), flops, || {
+                matmul(team, a, b, init(), &mut c, n, 0);
+            });
+        };
+        product("x·Wᵀ", x, forward, || Init::Zero, n);
+        product("d·W", d, Mat::new(&w, n, k), || Init::Zero, k);
+        product("dᵀ·x", d.transposed(), x, || Init::Keep, k);
+    }
+}
+
+/// As [`in_f32`].
 fn in_16_bits(team: &Team, threads: usize) {
-    for (m, n, k) in [(2048, 1536, 512), (2048, 512, 512), (512, 1408, 512), (512, 512, 1408)] {
+    for (m, n, k) in LAYER {
         let (x, d, w) = (values(m * k), values(m * n), values(n * k));
         let mut bits = vec![0; w.len()];
         round_halves(team, HalfKind::Bf16, &w, &mut bits);
@@ -72,6 +95,7 @@ fn main() {
             matmul(&team, d, Mat::new(&a, m, k), Init::Keep, &mut c, k, 0);
         });
     }
+    in_f32(&team);
     in_16_bits(&team, threads);
     for width in [64, 96] {
         let (rows, vocab) = (4096, 4000);

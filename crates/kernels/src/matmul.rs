@@ -2,7 +2,7 @@
 //!
 //! The idea that makes it fast: A is read by broadcast, so any row and column stride will do
 //! (its transpose costs nothing), and B by rows of up to 64 neighbouring columns, a tile of
-//! outputs staying in registers for 128 steps of K. Blocking stores and reloads the chain; it
+//! outputs staying in registers for 256 steps of K. Blocking stores and reloads the chain; it
 //! never splits it, so the bits are those of the plain loop. Operands whose neighbours lie far
 //! apart are copied together first, a block at a time.
 
@@ -15,7 +15,9 @@ use std::ops::Range;
 /// Columns a packed panel is wide.
 pub(crate) const PANEL: usize = 64;
 /// Steps of K between a load and a store of the chain.
-const K_BLOCK: usize = 128;
+const K_BLOCK: usize = 256;
+/// Rows of a tile of outputs, most often.
+const TILE_ROWS: usize = 6;
 /// Rows a task takes at most when rows are shared out, and half as many where rows are few.
 const ROW_TASK: usize = 132;
 /// A stride, in values, from which a block is copied together before it is read.
@@ -23,7 +25,7 @@ const FAR: usize = 256;
 /// Rows of C from which the workers copy a block of B once for all.
 const SHARED_ROWS: usize = 48;
 /// Panels of such a block at most.
-const SHARED_PANELS: usize = 16;
+const SHARED_PANELS: usize = 8;
 
 /// A matrix to read: element (i, j) stands at `i·row_stride + j·col_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -191,13 +193,13 @@ impl Product<'_> {
     fn by_tasks(&self, team: &Team) {
         let (m, k) = (self.a.rows, self.a.cols);
         let panels = self.n.div_ceil(PANEL);
-        let row_task = row_task(m, team.threads());
-        let row_tasks = m.div_ceil(row_task);
+        let shares = RowShares::of(m, team.threads());
+        let row_tasks = shares.count;
         // Few rows: share out the panels as well.
         let panel_tasks = if row_tasks >= 4 * team.threads() { 1 } else { panels };
         team.tasks(row_tasks * panel_tasks, |task| {
             let (rt, pt) = (task / panel_tasks, task % panel_tasks);
-            let rows = m.min(rt * row_task)..m.min((rt + 1) * row_task);
+            let rows = shares.rows(rt);
             let panels = if panel_tasks == 1 { 0..panels } else { pt..pt + 1 };
             let mut scratch = Scratch::new();
             let mut gathered = Room::<{ K_BLOCK * PANEL }>::new();
@@ -231,7 +233,7 @@ impl Product<'_> {
         let (m, k) = (self.a.rows, self.a.cols);
         let panels = self.n.div_ceil(PANEL);
         let together = panels.div_ceil(panels.div_ceil(SHARED_PANELS));
-        let row_task = row_task(m, team.threads());
+        let shares = RowShares::of(m, team.threads());
         let mut room = Room::<{ K_BLOCK * PANEL * SHARED_PANELS }>::new();
         let room = Split::new(&mut room.0);
         for first in (0..panels).step_by(together) {
@@ -249,8 +251,8 @@ impl Product<'_> {
                         gather_raw(from, stride, place(p), PANEL, self.width(p), depth);
                     }
                 });
-                team.tasks(m.div_ceil(row_task), |task| {
-                    let rows = m.min(task * row_task)..m.min((task + 1) * row_task);
+                team.tasks(shares.count, |task| {
+                    let rows = shares.rows(task);
                     let of = |p| (place(p).cast_const(), PANEL);
                     // SAFETY: A and C were checked, the panels are filled; tasks write apart rows.
                     unsafe { self.block(&rows, some.clone(), k0, &mut Scratch::new(), of) }
@@ -303,11 +305,26 @@ impl Product<'_> {
     }
 }
 
-/// Rows of a task: many enough that a panel of B pays, few enough that all have work.
-fn row_task(m: usize, threads: usize) -> usize {
-    let many = m.div_ceil(ROW_TASK) >= 4 * threads;
-    let tasks = m.div_ceil(if many { ROW_TASK } else { ROW_TASK / 2 });
-    m.div_ceil(tasks).next_multiple_of(6)
+/// Rows shared out in tasks: many enough that a panel of B pays, few enough that all have work, and
+/// equal but for a tile, so that workers end together.
+struct RowShares {
+    rows: usize,
+    count: usize,
+}
+
+impl RowShares {
+    fn of(rows: usize, threads: usize) -> RowShares {
+        let many = rows.div_ceil(ROW_TASK) >= 4 * threads;
+        let most = if many { ROW_TASK } else { ROW_TASK / 2 };
+        let count = rows.div_ceil(most).next_multiple_of(threads).min(rows.div_ceil(TILE_ROWS));
+        RowShares { rows, count }
+    }
+
+    fn rows(&self, task: usize) -> Range<usize> {
+        let tiles = self.rows.div_ceil(TILE_ROWS);
+        let from = |task| self.rows.min(tiles * task / self.count * TILE_ROWS);
+        from(task)..from(task + 1)
+    }
 }
 
 /// Lines of vectors; memory that is never read before it is written.

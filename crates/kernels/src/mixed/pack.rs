@@ -218,6 +218,8 @@ unsafe fn pairs_of_values<S: Lanes>(
             let x = x.wrapping_add(2 * pair * stride);
             let low = if 2 * pair < count { S::load_part(x, lines) } else { S::splat(0.0) };
             let next = x.wrapping_add(stride);
+            S::prefetch(x.wrapping_add(STEP * stride));
+            S::prefetch(next.wrapping_add(STEP * stride));
             let high = if 2 * pair + 1 < count { S::load_part(next, lines) } else { S::splat(0.0) };
             match kind {
                 HalfKind::F16 => low.store_f16_pairs(high, to.add(pair * LANES)),

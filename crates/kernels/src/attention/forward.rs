@@ -1,0 +1,352 @@
+//! The forward pass: a block of queries, of heads that share keys and values, goes by all keys it sees.
+//! Many queries are lanes, few are rows; both make the same chains.
+
+use super::{
+    AttentionShape, IOTA, KEY_TILE, LINE, Segment, check, forward_scratch, masked_from, outside,
+    softmax_tile, turn,
+};
+use crate::kv::{Kv, Run};
+use crate::lanes::{LANES, Lanes, stamp};
+use crate::math;
+use crate::matmul::{Init, Strided, block};
+use crate::split::Split;
+use crate::team::Team;
+
+/// out[r, h] = Σ_j softmax_j(scale·q_r·k_j)·v_j over the positions up to r's own.
+///
+/// Queries start every row of `q`, `q_stride` apart (H·D values used); `out`: R×(H·D). `lse` (H×R,
+/// R all rows of the batch, or empty) receives log Σ e^score, which the backward pass needs.
+pub fn attention_forward(
+    team: &Team,
+    shape: &AttentionShape,
+    segments: &[Segment],
+    q: &[f32],
+    q_stride: usize,
+    out: &mut [f32],
+    lse: &mut [f32],
+    workspace: &mut [f32],
+) {
+    let (h, d) = (shape.heads, shape.head_dim);
+    let rows = out.len() / (h * d);
+    check(shape, segments, rows, q.len(), q_stride);
+    let keep_lse = !lse.is_empty();
+    assert!(!keep_lse || lse.len() == h * rows, "attention: a log-sum a head and row");
+    let scratch = forward_scratch(d);
+    assert!(workspace.len() >= team.threads() * (scratch + 1), "attention: workspace");
+    let (workspace, largest) = workspace.split_at_mut(workspace.len() - team.threads());
+    let largest = Split::new(largest);
+    let work = pieces_of(shape, segments);
+    let (out, lse, workspace) = (Split::new(out), Split::new(lse), Split::new(workspace));
+    team.worker_tasks(work.len(), |worker, task| {
+        let Piece { segment, first, head, heads } = work[task];
+        let segment = &segments[segment];
+        // SAFETY: a worker's workspace is its own.
+        let scratch = unsafe { workspace.part(worker * scratch..(worker + 1) * scratch) };
+        let desk = Desk::new(scratch, d);
+        let count = LINE.min(segment.queries - first);
+        let (row, position) = (segment.row + first, segment.past + first);
+        let piece = Lines { shape, kv: &segment.kv, position, count, head, heads };
+        let q = &q[row * q_stride + head * d..];
+        let (sums, running) = if segment.kv.lanes == LANES && heads * count <= FEW {
+            piece.few(q, q_stride, desk)
+        } else {
+            piece.many(q, q_stride, desk)
+        };
+        // SAFETY: a worker's place is its own.
+        let most = unsafe { &mut largest.part(worker..worker + 1)[0] };
+        *most = running[..heads * count].iter().copied().fold(*most, f32::max);
+        for (lane, sums) in sums.chunks_exact(d).take(heads * count).enumerate() {
+            let (head, i) = (head + lane / count, lane % count);
+            let inverse = 1.0 / running[LINE + lane];
+            let at = (row + i) * h * d + head * d;
+            // SAFETY: a piece's rows and heads are its own.
+            unsafe {
+                let out = out.part(at..at + d);
+                out.iter_mut().zip(sums).for_each(|(o, s)| *o = s * inverse);
+                if keep_lse {
+                    let at = head * rows + row + i;
+                    lse.part(at..at + 1)[0] = running[lane] + running[LINE + lane].ln();
+                }
+            }
+        }
+    });
+}
+
+/// Rows of queries, over all heads of a piece, that are fewer than lanes pay for.
+const FEW: usize = 12;
+
+/// A worker's room.
+struct Desk<'a> {
+    /// Queries: turned (D×64), or row by row.
+    queries: &'a mut [f32],
+    /// 64×64: a line a key, or a row a query.
+    scores: &'a mut [f32],
+    /// A row of D a query.
+    sums: &'a mut [f32],
+    /// Maxima, sums, factors.
+    running: &'a mut [f32],
+    key_rows: &'a mut [f32],
+    value_rows: &'a mut [f32],
+}
+
+impl<'a> Desk<'a> {
+    fn new(scratch: &'a mut [f32], d: usize) -> Desk<'a> {
+        let (queries, rest) = scratch.split_at_mut(d * LINE);
+        let (scores, rest) = rest.split_at_mut(KEY_TILE * LINE);
+        let (sums, rest) = rest.split_at_mut(LINE * d);
+        let (running, rest) = rest.split_at_mut(3 * LINE);
+        let (key_rows, value_rows) = rest.split_at_mut(KEY_TILE * d);
+        running[..LINE].fill(f32::NEG_INFINITY);
+        running[LINE..].fill(0.0);
+        Desk { queries, scores, sums, running, key_rows, value_rows }
+    }
+}
+
+/// Some queries of a sequence, of some heads that share keys and values.
+struct Lines<'a> {
+    shape: &'a AttentionShape,
+    kv: &'a Kv<'a>,
+    /// Of the first query.
+    position: usize,
+    count: usize,
+    /// The first head, and how many.
+    head: usize,
+    heads: usize,
+}
+
+impl Lines<'_> {
+    fn group(&self) -> usize {
+        self.head / (self.shape.heads / self.shape.kv_heads)
+    }
+
+    /// Where tiles of keys begin that any query sees, and how many keys each has. A tile that a query
+    /// does not see leaves its running values as they are at the start, so that it does not matter which
+    /// other queries stand beside it.
+    fn tiles(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let end = self.position + self.count;
+        let first = self.shape.first_seen(self.position) / KEY_TILE * KEY_TILE;
+        (first..end).step_by(KEY_TILE).map(move |tile| (tile, KEY_TILE.min(end - tile)))
+    }
+
+    /// Queries are lanes, a line a key. Gives sums and running values.
+    fn many<'d>(&self, q: &[f32], q_stride: usize, desk: Desk<'d>) -> (&'d [f32], &'d [f32]) {
+        let (d, count, used) = (self.shape.head_dim, self.count, self.heads * self.count);
+        let Desk { queries: turned, scores, sums, running, key_rows, value_rows } = desk;
+        // Lanes beyond those used are not computed: one query costs a quarter of a line.
+        let lanes = used.next_multiple_of(LANES);
+        let mut places = [0.0; LINE];
+        for i in 0..self.heads {
+            turn(&q[i * d..], q_stride, count, self.shape.scale, i * count, turned);
+            places[i * count..(i + 1) * count].copy_from_slice(&IOTA[..count]);
+        }
+        let mut start = Init::Zero;
+        for (tile, keys) in self.tiles() {
+            self.kv.gather(tile, keys, self.group(), key_rows, value_rows, d);
+            let mut product = |keys: &[f32], stride: (usize, usize), from: usize, rows: usize| {
+                let k = Strided { start: keys.as_ptr(), row: stride.0, col: stride.1 };
+                let scores = scores[from * LINE..].as_mut_ptr();
+                // SAFETY: so many keys of D values; scratch holds whole lines and whole tiles.
+                unsafe {
+                    block(k, turned.as_ptr(), LINE, scores, LINE, rows, lanes, d, Init::Zero);
+                }
+            };
+            if self.kv.lanes == LANES {
+                for from in (0..keys).step_by(LANES) {
+                    let together = self.kv.block(tile + from, self.group(), d);
+                    product(together, (1, LANES), from, LANES.min(keys - from));
+                }
+            } else {
+                product(key_rows, (d, 1), 0, keys);
+            }
+            softmax_tile(
+                &mut scores[..keys * LINE],
+                lanes,
+                1.0,
+                running,
+                &places,
+                masked_from(tile, keys, self.position),
+                outside(self.shape, tile, self.position, count),
+            );
+            if matches!(start, Init::Keep) {
+                scale_rows(&mut sums[..used * d], &running[2 * LINE..], d);
+            }
+            let p = Strided { start: scores.as_ptr(), row: 1, col: LINE };
+            // SAFETY: as above.
+            unsafe { block(p, value_rows.as_ptr(), d, sums.as_mut_ptr(), d, used, d, keys, start) };
+            start = Init::Keep;
+        }
+        (sums, running)
+    }
+
+    /// Keys are lanes, a row a query: what is read once is not copied together first. The same chains.
+    fn few<'d>(&self, q: &[f32], q_stride: usize, desk: Desk<'d>) -> (&'d [f32], &'d [f32]) {
+        let (d, count, used) = (self.shape.head_dim, self.count, self.heads * self.count);
+        let Desk { queries, scores, sums, running, .. } = desk;
+        for (lane, row) in queries.chunks_exact_mut(d).take(used).enumerate() {
+            let q = &q[lane % count * q_stride + lane / count * d..];
+            row.iter_mut().zip(q).for_each(|(out, q)| *out = q * self.shape.scale);
+        }
+        let mut start = Init::Zero;
+        for (tile, keys) in self.tiles() {
+            let block_of = |i: usize| {
+                let from = if i * LANES < keys { i * LANES } else { 0 };
+                self.kv.block(tile + from, self.group(), d).as_ptr()
+            };
+            let together = std::array::from_fn(block_of);
+            let rows = &mut scores[..used * KEY_TILE];
+            // SAFETY: a row of D values a query, D·16 values a block.
+            unsafe { few_scores_raw(queries.as_ptr(), d, &together, rows) };
+            for (lane, row) in rows.chunks_exact_mut(KEY_TILE).enumerate() {
+                let position = self.position + lane % count;
+                let last = (position + 1).saturating_sub(tile).min(keys);
+                let first = self.shape.first_seen(position).saturating_sub(tile).min(last);
+                row[..first].fill(f32::NEG_INFINITY);
+                row[last..].fill(f32::NEG_INFINITY);
+                // SAFETY: a tile of scores.
+                unsafe { softmax_row_raw(row, first..last, running, lane) };
+            }
+            if matches!(start, Init::Keep) {
+                scale_rows(&mut sums[..used * d], &running[2 * LINE..], d);
+            }
+            for Run { from, keys, values, stride } in self.kv.runs(tile, keys, self.group(), d) {
+                let p = Strided { start: scores[from..].as_ptr(), row: KEY_TILE, col: 1 };
+                let sums = sums.as_mut_ptr();
+                // SAFETY: a run holds rows of D values.
+                unsafe { block(p, values.as_ptr(), stride, sums, d, used, d, keys, start) };
+                start = Init::Keep;
+            }
+        }
+        (sums, running)
+    }
+}
+
+/// Blocks of keys that make a tile.
+const BLOCKS: usize = KEY_TILE / LANES;
+
+/// The scores of queries (a row of D a query) with a tile of keys: a row of 64 a query.
+#[inline(always)]
+unsafe fn few_scores_body<S: Lanes>(
+    q: *const f32,
+    d: usize,
+    keys: &[*const f32; BLOCKS],
+    scores: &mut [f32],
+) {
+    const TOGETHER: usize = 3;
+    let rows = scores.len() / KEY_TILE;
+    // SAFETY: the caller's rows and blocks.
+    unsafe {
+        for row in (0..rows).step_by(TOGETHER) {
+            let (q, out) = (q.add(row * d), scores[row * KEY_TILE..].as_mut_ptr());
+            match rows - row {
+                1 => score_rows::<S, 1>(q, d, keys, out),
+                2 => score_rows::<S, 2>(q, d, keys, out),
+                _ => score_rows::<S, TOGETHER>(q, d, keys, out),
+            }
+        }
+    }
+}
+stamp!(fn few_scores_raw(
+    q: *const f32, d: usize, keys: &[*const f32; BLOCKS], scores: &mut [f32]
+) = few_scores_body);
+
+#[inline(always)]
+unsafe fn score_rows<S: Lanes, const M: usize>(
+    q: *const f32,
+    d: usize,
+    keys: &[*const f32; BLOCKS],
+    out: *mut f32,
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let mut sums = [[S::splat(0.0); BLOCKS]; M];
+        for c in 0..d {
+            let keys = [0, 1, 2, 3].map(|i: usize| keys[i].add(c * LANES));
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let q = S::splat(*q.add(m * d + c));
+                for i in 0..BLOCKS {
+                    sums[i] = S::load(keys[i]).fma(q, sums[i]);
+                }
+            }
+        }
+        for (m, sums) in sums.iter().enumerate() {
+            for (i, sum) in sums.iter().enumerate() {
+                sum.store(out.add(m * KEY_TILE + i * LANES));
+            }
+        }
+    }
+}
+
+/// One query's scores become probabilities relative to its running maximum, as [`softmax_tile`] makes
+/// them; `seen` are the keys that it sees.
+#[inline(always)]
+unsafe fn softmax_row_body<S: Lanes>(
+    row: &mut [f32],
+    seen: std::ops::Range<usize>,
+    running: &mut [f32],
+    lane: usize,
+) {
+    // SAFETY: a tile of scores.
+    unsafe {
+        let old = running[lane];
+        let mut most = S::splat(old);
+        for block in row.chunks_exact(LANES) {
+            most = most.max(S::load(block.as_ptr()));
+        }
+        let max = most.largest();
+        let safe = if max > f32::MIN { max } else { f32::MIN };
+        for block in row.chunks_exact_mut(LANES) {
+            let p = block.as_mut_ptr();
+            math::exp_share(S::load(p).sub(S::splat(safe))).store(p);
+        }
+        // One after another, as lanes of queries add them; what is hidden would add 0.
+        let sum = row[seen].iter().fold(0.0, |sum, e| sum + e);
+        let factor = math::exp_share(S::splat(old).sub(S::splat(safe)));
+        let total = S::splat(running[LINE + lane]).fma(factor, S::splat(sum));
+        running[lane] = max;
+        running[LINE + lane] = total.to_array()[0];
+        running[2 * LINE + lane] = factor.to_array()[0];
+    }
+}
+stamp!(fn softmax_row_raw(
+    row: &mut [f32], seen: std::ops::Range<usize>, running: &mut [f32], lane: usize
+) = softmax_row_body);
+
+/// What a worker does at a time: a block of queries, and as many heads that share keys and values as
+/// a line has room for.
+#[derive(Clone, Copy)]
+struct Piece {
+    segment: usize,
+    /// The first query.
+    first: usize,
+    /// The first head, and how many.
+    head: usize,
+    heads: usize,
+}
+
+/// The costliest first.
+fn pieces_of(shape: &AttentionShape, segments: &[Segment]) -> Vec<Piece> {
+    let mut blocks: Vec<(usize, usize)> = segments
+        .iter()
+        .enumerate()
+        .flat_map(|(i, s)| (0..s.queries).step_by(LINE).map(move |first| (i, first)))
+        .collect();
+    blocks.sort_by_key(|&(i, first)| std::cmp::Reverse(segments[i].past + first));
+    let per_group = shape.heads / shape.kv_heads;
+    let pieces_of_block = |(segment, first): (usize, usize)| {
+        let segments: &[Segment] = segments;
+        let together = (LINE / LINE.min(segments[segment].queries - first)).min(per_group);
+        (0..shape.heads).step_by(per_group).flat_map(move |group| {
+            (0..per_group).step_by(together).map(move |head| {
+                let heads = together.min(per_group - head);
+                Piece { segment, first, head: group + head, heads }
+            })
+        })
+    };
+    blocks.into_iter().flat_map(pieces_of_block).collect()
+}
+
+fn scale_rows(rows: &mut [f32], factors: &[f32], d: usize) {
+    for (row, f) in rows.chunks_exact_mut(d).zip(factors) {
+        row.iter_mut().for_each(|v| *v *= f);
+    }
+}
