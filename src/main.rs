@@ -15,7 +15,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "autoreg", version, arg_required_else_help = true, after_help = AFTER)]
 struct Cli {
-    /// The highest instruction set to use: plain, avx2, avx512 or amx (default: what the processor has)
+    /// The highest instruction set to use: plain, avx2, avx512, amx or neon (default: what the processor has)
     #[arg(long, global = true, env = "AUTOREG_ISA", value_name = "LEVEL")]
     isa: Option<String>,
     #[command(subcommand)]

@@ -369,9 +369,12 @@ fn threads_and_instruction_sets_that_are_none() {
     autoreg(&["bench", "train-memory", "--threads", "0"]).refused(2, &zero);
     autoreg(&["bench", "train-speed", "--threads", "0"]).refused(2, &zero);
     autoreg(&["eval", model(), "--data", data(), "--isa", "sse9"])
-        .refused(2, &["--isa sse9", "plain, avx2, avx512 or amx"]);
+        .refused(2, &["--isa sse9", "plain, avx2, avx512, amx or neon"]);
+    let elsewhere = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
+    autoreg(&["eval", model(), "--data", data(), "--isa", elsewhere])
+        .refused(2, &[elsewhere, "this processor offers plain"]);
     let ran = finish(program().args(["bench", "train-memory"]).env("AUTOREG_ISA", "mmx"));
-    ran.refused(2, &["mmx", "plain, avx2, avx512 or amx"]);
+    ran.refused(2, &["mmx", "plain, avx2, avx512, amx or neon"]);
     assert!(names(out.path()).is_empty());
 }
 

@@ -212,7 +212,7 @@ fn instruction_sets_agree() {
     fs::write(&file, SMALL).unwrap();
     for words in [vec!["--config", file.to_str().unwrap()], vec!["--model", "rnn"]] {
         let mut all: Vec<(&str, Vec<f64>)> = Vec::new();
-        for isa in ["plain", "avx2", "avx512"] {
+        for isa in ["plain", "avx2", "avx512", "neon"] {
             let out = folder.path().join(format!("{}-{isa}", words[1].len()));
             let mut command = program();
             command.args(["train", "--quiet", "--isa", isa, "--max-steps", "8", "--data", data()]);

@@ -83,13 +83,14 @@ pub fn choose_isa(name: Option<&str>) -> Result<(), CliError> {
     let Some(name) = name else { return Ok(()) };
     let Some(isa) = Isa::from_name(name) else {
         return Err(CliError::input(format!(
-            "--isa {name}: no such instruction set; choose plain, avx2, avx512 or amx"
+            "--isa {name}: no such instruction set; choose plain, avx2, avx512, amx or neon"
         )));
     };
     if isa.force() != isa {
+        let there: Vec<&str> = Isa::available().map(Isa::name).collect();
         return Err(CliError::input(format!(
-            "--isa {name}: this processor offers {} at most",
-            Isa::detect().name()
+            "--isa {name}: this processor offers {}; choose one of them or leave --isa out",
+            there.join(", ")
         )));
     }
     Ok(())

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// An instruction-set level that the kernels are stamped for, lowest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// An instruction-set level that the kernels are stamped for, lowest first in each architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// What the build's baseline offers (SSE2 on x86-64, NEON on aarch64).
+    /// Loops that the compiler vectorises for the build's baseline.
     Plain = 1,
     /// AVX2 with FMA: eight lanes a register, two registers a virtual vector.
     Avx2 = 2,
@@ -13,13 +13,23 @@ pub enum Isa {
     Avx512 = 3,
     /// AVX-512 with VNNI, and AMX tiles for products of bytes.
     Amx = 4,
+    /// NEON: four lanes a register, four registers a virtual vector; products of bytes by the
+    /// dot-product instruction where there is one.
+    Neon = 5,
 }
 
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
 impl Isa {
-    /// Every level, lowest first.
-    pub const ALL: [Isa; 4] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    /// The levels of all architectures.
+    pub const ALL: [Isa; 5] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Amx, Isa::Neon];
+
+    /// Those of this architecture, lowest first.
+    const HERE: &[Isa] = if cfg!(target_arch = "aarch64") {
+        &[Isa::Plain, Isa::Neon]
+    } else {
+        &[Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Amx]
+    };
 
     /// The level in use. The processor is asked at the first call only.
     pub fn current() -> Isa {
@@ -28,6 +38,7 @@ impl Isa {
             2 => Isa::Avx2,
             3 => Isa::Avx512,
             4 => Isa::Amx,
+            5 => Isa::Neon,
             _ => {
                 let found = Isa::detect();
                 CURRENT.store(found as u8, Ordering::Relaxed);
@@ -49,18 +60,23 @@ impl Isa {
                 return Isa::Avx2;
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            return Isa::Neon;
+        }
         Isa::Plain
     }
 
     /// The levels that this processor can run, lowest first: what tests go through.
     pub fn available() -> impl Iterator<Item = Isa> {
-        Isa::ALL.into_iter().filter(|&isa| isa <= Isa::detect())
+        let highest = Isa::HERE.iter().position(|&isa| isa == Isa::detect());
+        Isa::HERE.iter().copied().take(highest.map_or(1, |at| at + 1))
     }
 
     /// Uses `self` from now on if the processor offers it, else the highest that it does; answers
     /// with the level now in use. Call it before work starts: it is one setting a process.
     pub fn force(self) -> Isa {
-        let chosen = self.min(Isa::detect());
+        let chosen = if Isa::available().any(|isa| isa == self) { self } else { Isa::detect() };
         CURRENT.store(chosen as u8, Ordering::Relaxed);
         chosen
     }
@@ -72,6 +88,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
+            Isa::Neon => "neon",
         }
     }
 
@@ -100,6 +117,19 @@ mod tests {
             assert_eq!(Isa::from_name(isa.name()), Some(isa));
         }
         assert_eq!(Isa::from_name("AVX9"), None);
-        assert!(Isa::available().count() >= 1);
+    }
+
+    #[test]
+    fn what_is_there_can_be_forced_and_nothing_else() {
+        let _level = hold();
+        let there: Vec<Isa> = Isa::available().collect();
+        assert_eq!((there.first(), there.last()), (Some(&Isa::Plain), Some(&Isa::detect())));
+        for isa in Isa::ALL {
+            let chosen = if there.contains(&isa) { isa } else { Isa::detect() };
+            assert_eq!((isa.force(), Isa::current()), (chosen, chosen));
+        }
+        let other = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+        assert!(!there.contains(&other));
+        Isa::detect().force();
     }
 }

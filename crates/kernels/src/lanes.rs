@@ -1,9 +1,9 @@
 //! Sixteen virtual lanes of f32 on every instruction set, and the macro that stamps a kernel.
 //!
 //! A kernel written over [`Lanes`] does the same operations in the same order at every level:
-//! one AVX-512 register, two AVX2 registers, or an array that the compiler vectorises. All
-//! methods are `inline(always)`, so that they melt into the stamped function that enables the
-//! instructions; they must be called from nowhere else.
+//! one AVX-512 register, two AVX2 registers, four NEON registers, or an array that the compiler
+//! vectorises. All methods are `inline(always)`, so that they melt into the stamped function that
+//! enables the instructions; they must be called from nowhere else.
 
 /// Lanes a virtual vector.
 pub(crate) const LANES: usize = 16;
@@ -292,6 +292,10 @@ impl Lanes for Plain {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
 
@@ -705,8 +709,18 @@ macro_rules! stamp {
                     $crate::Isa::Amx | $crate::Isa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::Isa::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::Isa::Plain => {}
+                    $crate::Isa::Plain | $crate::Isa::Neon => {}
                 }
+            }
+            #[cfg(target_arch = "aarch64")]
+            if $crate::Isa::current() == $crate::Isa::Neon {
+                #[target_feature(enable = "neon")]
+                unsafe fn neon($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: the caller keeps the body's contract.
+                    unsafe { $body::<$crate::lanes::Neon>($($arg),*) }
+                }
+                // SAFETY: the processor offers this level; the contract is the caller's.
+                return unsafe { neon($($arg),*) };
             }
             // SAFETY: the plain level needs no instruction set; the contract is the caller's.
             unsafe { $body::<$crate::lanes::Plain>($($arg),*) }
@@ -716,23 +730,4 @@ macro_rules! stamp {
 pub(crate) use stamp;
 
 #[cfg(test)]
-mod tests {
-    use super::plain_fma;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Any bits, and sums whose last bits meet the half between two floats.
-        #[test]
-        fn plain_fma_rounds_once(
-            a in any::<u32>(), b in any::<u32>(), c in any::<u32>(), near in -60i32..60,
-        ) {
-            let [a, b, c] = [a, b, c].map(f32::from_bits);
-            let half = (a * b).abs() * (near as f32).exp2();
-            for c in [c, half, -half, 1.0f32.copysign(c), f32::INFINITY] {
-                let (found, right) = (plain_fma(a, b, c), a.mul_add(b, c));
-                prop_assert!(found.to_bits() == right.to_bits() || (found.is_nan() && right.is_nan()),
-                    "{a:e}·{b:e} + {c:e}: {found:e}, not {right:e}");
-            }
-        }
-    }
-}
+mod tests;

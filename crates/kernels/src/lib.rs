@@ -3,9 +3,9 @@
 //! Every kernel is written once over sixteen virtual lanes ([`lanes`](self)) and stamped for each
 //! instruction set by `stamp!`. Nothing here knows tensors, files or models. Each result is a
 //! chain of operations that depends on its own row alone, so the bits do not change with the
-//! batch, the chunking or the number of workers. AVX2 and AVX-512 give the same bits; the plain
-//! level multiplies and adds in two roundings on processors without a fused instruction and may
-//! differ in the last bits.
+//! batch, the chunking or the number of workers. Every level gives the same bits in f32 and for
+//! quantised matrices; products in 16 bits differ between AMX, AVX-512 and the others within
+//! [`MIXED_TOLERANCE`].
 //!
 //! Shape letters: B sequences, T tokens, R rows (all tokens of a batch), C hidden size, H query
 //! heads, G K/V heads, D head size, F MLP size, V vocabulary.

@@ -285,6 +285,10 @@ impl Place {
 
 /// How products are taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, reason = "only x86 has tiles, or pairs that keep to the tolerance")
+)]
 enum Way {
     /// By AMX tiles.
     Tiles,

@@ -132,6 +132,10 @@ enum Path {
     /// Tiles for eight rows of x and more, VNNI for fewer.
     #[cfg(target_arch = "x86_64")]
     Amx,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
 }
 
 impl Path {
@@ -145,6 +149,11 @@ impl Path {
                 Isa::Avx512 | Isa::Avx2 if has!("f16c") => return Path::Avx2,
                 _ => {}
             }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if Isa::current() == Isa::Neon {
+            let has_dots = std::arch::is_aarch64_feature_detected!("dotprod");
+            return if has_dots { Path::Dotprod } else { Path::Neon };
         }
         Path::Plain
     }
@@ -212,6 +221,26 @@ impl Path {
                 Path::Amx | Path::Vnni => return unsafe { vnni(kind, m, tile) },
                 // SAFETY: as above.
                 Path::Avx2 => return unsafe { avx2(kind, m, tile) },
+                Path::Plain => {}
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            #[target_feature(enable = "neon,dotprod")]
+            unsafe fn dotprod(kind: QuantKind, m: usize, tile: &Tile) {
+                // SAFETY: the caller keeps the tile's contract.
+                unsafe { by_kind::<quads::Neon<true>>(kind, m, tile) }
+            }
+            #[target_feature(enable = "neon")]
+            unsafe fn neon(kind: QuantKind, m: usize, tile: &Tile) {
+                // SAFETY: the caller keeps the tile's contract.
+                unsafe { by_kind::<quads::Neon<false>>(kind, m, tile) }
+            }
+            match self {
+                // SAFETY: the processor has the instructions; the contract is the caller's.
+                Path::Dotprod => return unsafe { dotprod(kind, m, tile) },
+                // SAFETY: as above.
+                Path::Neon => return unsafe { neon(kind, m, tile) },
                 Path::Plain => {}
             }
         }

@@ -41,6 +41,7 @@ pub(super) trait Quads: Copy {
 }
 
 /// Four i8 as the bytes of an i32.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
 unsafe fn four(p: *const i8) -> i32 {
     // SAFETY: the caller gives four readable values.
@@ -119,6 +120,10 @@ impl Quads for Plain {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Vnni};
 
