@@ -1,5 +1,6 @@
 //! `autoreg verify RUN`, the training's part: shows on this machine that a run goes on to the bit, that
-//! ranks give the same bits whatever they share out, and that every checkpoint holds.
+//! ranks give the same bits whatever they share out (and, of a run in pieces, those of one process), and
+//! that every checkpoint holds.
 //!
 //! Nothing of the run is changed: short runs from its weights, by its recipe, on invented tokens, in
 //! folders of their own that go when they are done.
@@ -22,7 +23,7 @@ use train::{
 
 /// Steps of each short run.
 const STEPS: u64 = 4;
-/// Sequences a step: what two and four ranks divide.
+/// Sequences a step, and pieces where the run has any: what two and four ranks divide.
 const BATCH: usize = 4;
 /// Tokens of a sequence at most.
 const LENGTH: usize = 24;
@@ -77,7 +78,8 @@ pub fn verify(run: &Path, threads: Option<usize>, tells: bool) -> Result<Vec<Row
         seconds: started.elapsed().as_secs_f64(),
     });
     for size in [2, 4] {
-        let mut first: Option<Trace> = None;
+        // Pieces give the same bits whatever the number of ranks.
+        let mut first = trial.in_pieces().then(|| whole.clone());
         for stage in trial.stages() {
             let started = Instant::now();
             let found = trial.ranks(&format!("{size}-{}", stage.number()), size, *stage)?;
@@ -176,6 +178,7 @@ impl<'a> Trial<'a> {
         }
         let recipe = &mut config.train;
         (recipe.batch, recipe.micro_batch, recipe.epochs) = (BATCH, BATCH, STEPS);
+        recipe.pieces = if recipe.pieces > 0 { BATCH } else { 0 };
         (recipe.warmup_steps, recipe.max_steps) = (1, STEPS);
         (recipe.eval_every, recipe.checkpoint_every, recipe.patience) = (STEPS, 1, 0);
         let longest = LENGTH.min(config.model.context_limit().unwrap_or(LENGTH)) as u64;
@@ -186,6 +189,10 @@ impl<'a> Trial<'a> {
         };
         let data = (0..BATCH as u64).map(sequence).collect();
         Ok(Some(Trial { run, place, config, data }))
+    }
+
+    fn in_pieces(&self) -> bool {
+        self.config.train.pieces > 0
     }
 
     /// Muon's state is not shared out.

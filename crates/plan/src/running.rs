@@ -2,8 +2,8 @@
 
 use crate::term::product;
 use crate::{
-    Architecture, Attention, Error, Layout, Lever, Logits, Prediction, Rank, ServeAsk, StateBytes,
-    Terms, TrainAsk,
+    Architecture, Attention, Error, Layout, Lever, Logits, Prediction, Rank, ServeAsk, Terms,
+    TrainAsk,
 };
 use engine::serving::{Draft, Engine, Limits, NetworkExecutor};
 use kernels::KvKind;
@@ -295,8 +295,7 @@ pub fn train(
         Prediction::new(model, "the trainer's lists", first.terms.clone(), ask.budget)?;
     prediction.notes.extend(architecture.notes.iter().cloned());
     prediction.notes.extend(crate::train::stage_2_note(architecture, ask)?);
-    let bytes = StateBytes::new(ask.precision, ask.optimizer);
-    let sent = crate::communication_bytes((all, all), bytes, ask.layout, ask.accumulate)?;
+    let sent = crate::train::communication_of((all, all), ask)?;
     prediction.balance.communication_bytes_per_step = Some(sent);
     let total_bytes = first.total_bytes;
     prediction.balance.ranks = vec![first];
@@ -438,8 +437,8 @@ fn job(architecture: &Architecture, ask: &TrainAsk) -> Result<Job, Error> {
     let step = [ask.batch, ask.accumulate, ask.layout.ranks];
     let batch = size("the sequences of a step", product("the sequences of a step", &step)?)?;
     let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
-    let micro_batch = sequences;
-    let recipe = Recipe { batch, micro_batch, optimizer, precision, ..Recipe::default() };
+    let (micro_batch, pieces) = (sequences, if ask.pieces { batch / sequences.max(1) } else { 0 });
+    let recipe = Recipe { batch, micro_batch, pieces, optimizer, precision, ..Recipe::default() };
     let model = match ask.lora {
         Some(rank) => with_adapters(&architecture.config, size("--lora", rank)?),
         None => without_blocks(&architecture.config),

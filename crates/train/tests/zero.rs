@@ -188,6 +188,17 @@ fn layers_in_a_cycle_learn_where_gradients_are_whole() {
 }
 
 #[test]
+fn a_recurrent_network_is_packed_when_its_weights_have_come() {
+    // Stage 3 packed what stood in their place before.
+    let train = config(Precision::F32, false).train;
+    let config = TrainConfig { model: ModelConfig::Rnn(RnnConfig::email(96)), train };
+    let right = bits(&steps(&config, 2, Stage::Zero, Recompute::None)[0].0);
+    for stage in [Stage::One, Stage::Two, Stage::Three] {
+        assert_eq!(bits(&steps(&config, 2, stage, Recompute::None)[1].0), right, "{stage:?}");
+    }
+}
+
+#[test]
 fn the_bytes_of_a_step_are_those_of_the_formulas() {
     for size in [2, 4] {
         for (precision, tied) in [(Precision::F32, false), (Precision::Bf16, true)] {

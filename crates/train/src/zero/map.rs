@@ -2,9 +2,11 @@
 //! ranks.
 //!
 //! Whatever is shared out, a rank's block is the same, so stages differ in what is kept and not in
-//! what is added to what. Parameters that computation reads in FP32 beside 16-bit weights (norms,
+//! what is added to what. Where a batch is added up in pieces, units are cut as for so many ranks, and
+//! a rank's block is a run of these cuts: sums over them are the same at any number of ranks. Parameters that computation reads in FP32 beside 16-bit weights (norms,
 //! biases: vectors) stay whole on every rank.
 
+use super::Place;
 use models::{ModelConfig, Units};
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ pub(crate) struct UnitMap {
     pub(crate) len: usize,
     /// Each rank's block, in values.
     pub(crate) parts: Arc<[Range<usize>]>,
+    /// The cuts of this rank's block, from its beginning.
+    pub(crate) own_cuts: Arc<[Range<usize>]>,
     /// Each rank's block of 16-bit words, in values of four bytes.
     pub(crate) half_parts: Arc<[Range<usize>]>,
     /// Where the unit begins when all are in place.
@@ -43,6 +47,15 @@ pub(crate) struct Piece {
     pub(crate) at: Range<usize>,
     /// Whether every rank holds it.
     pub(crate) everywhere: bool,
+}
+
+/// Whose map it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Split {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    /// Cuts of each unit: as many as ranks, or a multiple.
+    pub(crate) cuts: usize,
 }
 
 /// The map of one rank.
@@ -86,14 +99,14 @@ fn end_to_end(
 }
 
 impl ShardMap {
-    /// The map of rank `rank` of `size`, of the parameters that learn; `mixed` where computation
-    /// reads 16 bits.
+    /// The map of a rank, of the parameters that learn; `mixed` where computation reads 16 bits.
     pub(crate) fn new(
         config: &ModelConfig,
         layout: &Arc<Layout>,
         mixed: bool,
-        (rank, size): (usize, usize),
+        Split { rank, size, cuts }: Split,
     ) -> ShardMap {
+        let each = cuts / size;
         let specs = layout.specs();
         let is_vector = |&param: &usize| mixed && specs[param].shape.len() == 1;
         let learns = |&param: &usize| config.trains(&specs[param].name);
@@ -113,11 +126,15 @@ impl ShardMap {
             .iter()
             .zip(turns)
             .map(|((_, len), turn)| {
-                let block = len.div_ceil(size).next_multiple_of(ALIGN);
-                let part = |i: usize| (i * block).min(*len)..((i + 1) * block).min(*len);
+                let block = len.div_ceil(cuts).next_multiple_of(ALIGN);
+                let cut = |i: usize| (i * block).min(*len)..((i + 1) * block).min(*len);
+                let part = |i: usize| cut(i * each).start..cut((i + 1) * each - 1).end;
+                let from = part(rank).start;
+                let own = (rank * each..(rank + 1) * each).map(cut);
                 let unit = UnitMap {
                     len: *len,
                     parts: (0..size).map(part).collect(),
+                    own_cuts: own.map(|cut| cut.start - from..cut.end - from).collect(),
                     half_parts: (0..size).map(|i| part(i).start / 2..part(i).end / 2).collect(),
                     resident_at,
                     window_at: room[..turn].iter().sum(),
@@ -184,6 +201,20 @@ impl ShardMap {
         self.units.iter().map(|unit| unit.len).max().unwrap_or(0).max(self.vectors_len)
     }
 
+    /// Values of the largest unit with this rank's block behind it, or of all vectors in the same way.
+    pub(crate) fn largest_with_own(&self, place: Place) -> usize {
+        let units = self.units.iter().map(|unit| unit.len + unit.parts[place.rank].len());
+        let vectors = self.vectors_len + self.vector_parts(place)[place.rank].len();
+        units.max().unwrap_or(0).max(vectors)
+    }
+
+    /// Which of all vectors' values each rank adds up.
+    pub(crate) fn vector_parts(&self, Place { size, .. }: Place) -> Arc<[Range<usize>]> {
+        let len = self.vectors_len;
+        let block = len.div_ceil(size);
+        (0..size).map(|i| (i * block).min(len)..((i + 1) * block).min(len)).collect()
+    }
+
     /// The unit of a parameter that is cut, and its place in it.
     pub(crate) fn place_of(&self, param: usize) -> (usize, Range<usize>) {
         let range = &self.resident.specs()[param].range;
@@ -218,10 +249,18 @@ mod tests {
             config.tie_word_embeddings = tied;
             let config = ModelConfig::Transformer(config);
             let layout = Arc::new(Model::layout_of(&config).unwrap());
-            for size in [1, 2, 3, 5] {
+            for (size, cuts) in [(1, 1), (2, 2), (3, 3), (5, 5), (1, 4), (2, 4), (4, 4)] {
                 let mut holders = vec![0; layout.len()];
+                let mut all_cuts: Vec<Vec<Range<usize>>> = Vec::new();
                 for rank in 0..size {
-                    let map = ShardMap::new(&config, &layout, mixed, (rank, size));
+                    let map = ShardMap::new(&config, &layout, mixed, Split { rank, size, cuts });
+                    all_cuts.resize(map.units.len(), Vec::new());
+                    for (unit, all) in map.units.iter().zip(&mut all_cuts) {
+                        let from = unit.parts[rank].start;
+                        let own = unit.own_cuts.iter();
+                        all.extend(own.map(|cut| from + cut.start..from + cut.end));
+                        assert_eq!(all.last().unwrap().end, unit.parts[rank].end);
+                    }
                     for piece in &map.pieces {
                         let start = layout.specs()[piece.param].range.start + piece.from;
                         let count = if piece.everywhere && rank > 0 { 0 } else { 1 };
@@ -243,6 +282,12 @@ mod tests {
                     let share = map.shard.len() as f64 / (map.resident.len() as f64);
                     assert!(share < 1.02 / size as f64 + 0.03, "{size} ranks: {share}");
                 }
+                // Cuts are the same whoever has them.
+                let whole =
+                    ShardMap::new(&config, &layout, mixed, Split { rank: 0, size: 1, cuts });
+                for (unit, all) in whole.units.iter().zip(&all_cuts) {
+                    assert_eq!((&unit.own_cuts[..], all.len()), (&all[..], cuts));
+                }
                 for spec in layout.specs() {
                     assert!(holders[spec.range.clone()].iter().all(|&h| h == 1), "{}", spec.name);
                 }
@@ -254,7 +299,8 @@ mod tests {
     fn units_that_take_turns_overlap_and_others_do_not() {
         let config = ModelConfig::Transformer(TransformerConfig::email(53, 9));
         let layout = Arc::new(Model::layout_of(&config).unwrap());
-        let map = ShardMap::new(&config, &layout, false, (0, 2));
+        let split = Split { rank: 0, size: 2, cuts: 2 };
+        let map = ShardMap::new(&config, &layout, false, split);
         let [outer, first, second, head] = &map.units[..] else { panic!("four units") };
         assert_eq!((outer.window_at, first.window_at), (head.window_at, second.window_at));
         assert!(first.window_at >= outer.len.max(head.len));
