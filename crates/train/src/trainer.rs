@@ -337,7 +337,8 @@ impl Trainer {
         if let Ok(mut trainer) = Trainer::new(&small, BatchShape::full(&small.train, 8), team) {
             trainer.step(&data, &[0, 1, 2, 3], 0, 1e-3);
             let (model, runner) = trainer.evaluator();
-            crate::evaluate(&mut crate::Evaluator::Network(model, runner), &data, 4, None);
+            let batch = Place::ALONE.at_once(&small.train);
+            crate::evaluate(&mut crate::Evaluator::Network(model, runner), &data, batch, None);
         }
         ledger::reset_peak();
     }

@@ -245,3 +245,9 @@ fn what_makes_no_pieces_is_refused() {
     assert!(told(1, &cycle).contains("layers of the same weights"));
     assert!(place(4).check(&config(Precision::F32, 4)).is_ok());
 }
+
+#[test]
+fn a_miniature_is_evaluated_in_pieces_too() {
+    // It was evaluated in batches that its buffers had no room for.
+    Trainer::warm_up(&config(Precision::F32, 4), &Arc::new(Team::new(1)));
+}
