@@ -279,8 +279,14 @@ fn ranks_are_counted_by_the_lists_that_they_allocate() {
             assert!((predicted / measured - 1.0).abs() < 0.03, "{term}: {predicted} {measured}");
         }
     }
-    let refused = ["plan", "train", "email-transformer", "--by", "engine", "--optimizer", "muon"];
-    autoreg(&[&refused[..], &["--ranks", "2", "--zero", "1"]].concat()).refused(2, &["Muon"]);
+    let words =
+        ["plan", "train", "email-transformer", "--by", "engine", "--ranks", "2", "--zero", "1"];
+    autoreg(&[&words[..], &["--lora", "4"]].concat()).refused(2, &["--lora"]);
+    // Matrices are whole under Muon: the plan is of the rank that holds most.
+    let found = json(&[&words[..], &["--ranks", "4", "--optimizer", "muon"][2..]].concat());
+    let all: Vec<f64> =
+        found["ranks"].as_array().unwrap().iter().map(|r| number(&r["total_bytes"])).collect();
+    assert_eq!(number(&found["total_bytes"]), all.iter().copied().fold(0.0, f64::max));
 }
 
 #[test]

@@ -161,7 +161,6 @@ fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     refused(&["--ranks", "2", "--expect-ranks", "4"], &["2 came up"]);
     #[cfg(not(feature = "mpi"))]
     refused(&["--zero", "3"], &["--zero 3", "--ranks N", "mpirun"]);
-    refused(&["--ranks", "2", "--zero", "2", "--optimizer", "muon"], &["Muon", "--zero 0"]);
     refused(
         &["--ranks", "2", "--zero", "3", "--sample-every", "2"],
         &["--sample-every", "--zero 2"],

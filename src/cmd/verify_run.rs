@@ -17,8 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use train::{
-    Event, OptimizerKind, RunOptions, SavedModel, Shared, Stage, Start, TrainConfig, run_from,
-    run_ranks,
+    Event, RunOptions, SavedModel, Shared, Stage, Start, TrainConfig, run_from, run_ranks,
 };
 
 /// Steps of each short run.
@@ -80,9 +79,9 @@ pub fn verify(run: &Path, threads: Option<usize>, tells: bool) -> Result<Vec<Row
     for size in [2, 4] {
         // Pieces give the same bits whatever the number of ranks.
         let mut first = trial.in_pieces().then(|| whole.clone());
-        for stage in trial.stages() {
+        for stage in Stage::ALL {
             let started = Instant::now();
-            let found = trial.ranks(&format!("{size}-{}", stage.number()), size, *stage)?;
+            let found = trial.ranks(&format!("{size}-{}", stage.number()), size, stage)?;
             let right = first.get_or_insert_with(|| found.clone());
             add(Row {
                 check: format!("{size} ranks, ZeRO stage {}", stage.number()),
@@ -193,14 +192,6 @@ impl<'a> Trial<'a> {
 
     fn in_pieces(&self) -> bool {
         self.config.train.pieces > 0
-    }
-
-    /// Muon's state is not shared out.
-    fn stages(&self) -> &'static [Stage] {
-        match self.config.train.optimizer {
-            OptimizerKind::Adamw => &Stage::ALL,
-            OptimizerKind::Muon => &Stage::ALL[..1],
-        }
     }
 
     fn model(&self) -> Result<Option<Model>, CliError> {

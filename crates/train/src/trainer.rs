@@ -108,7 +108,7 @@ impl Trainer {
                 plan.extend(Muon::plan(&config.model, &layout));
             }
         } else {
-            plan.extend(memory.plan_moments());
+            plan.extend(memory.plan_moments(config.train.optimizer));
         }
         let training = Training { recompute: shape.recompute, half };
         plan.extend(Runner::plan_training(&config.model, &workload, training)?);
@@ -236,10 +236,11 @@ impl Trainer {
             let optimizer = AdamW::of_some(&layout, places)?;
             (model, optimizer, None)
         } else {
-            (memory.model(&config.model)?, AdamW::new(&map.shard)?, from)
+            (memory.model(&config.model)?, AdamW::new(&map.moments)?, from)
         };
         let muon = match recipe.optimizer {
             OptimizerKind::Adamw => None,
+            OptimizerKind::Muon if place.stage > Stage::Zero => Some(Muon::of_rank(&map)?),
             OptimizerKind::Muon => Some(Muon::new(&config.model, &layout)?),
         };
         let zero = Zero::new(shared, map, (truth, rooms), (half, team), pieces);
@@ -425,9 +426,11 @@ impl Trainer {
             false => self.update(&team, rate, 1.0 / factor),
             true => self.update_shared(rate, 1.0 / factor, &sums, &mut report),
         };
+        let shared_out = self.is_shared_out();
         let weights = self.model.weights_mut();
         let mut lost = applied.lost;
-        if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
+        let muon = self.muon.as_mut().filter(|_| !shared_out);
+        if let Some(muon) = muon.filter(|_| applied.gradient_norm.is_finite()) {
             let scales = (rate / self.recipe.learning_rate, applied.factor);
             let gradients = added_up(self.zero.as_ref(), &self.gradients);
             let more = muon.step(&team, &self.recipe, scales, weights, gradients);
@@ -485,7 +488,8 @@ impl Trainer {
             return self.optimizer.step_of_norm(self.runner.team(), how, weights, gradients);
         }
         let how = (&self.recipe, rate, norm);
-        let mut applied = zero.optimize(&mut self.optimizer, how, weights, &self.gradients);
+        let optimizers = (&mut self.optimizer, self.muon.as_mut());
+        let mut applied = zero.optimize(optimizers, how, weights, &self.gradients);
         if norm.is_finite() {
             zero.publish(weights);
             if let Some(own) = applied.lost {

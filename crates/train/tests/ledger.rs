@@ -100,12 +100,14 @@ fn the_plan_is_what_is_charged() {
 fn ranks_hold_what_is_planned() {
     let model =
         TransformerConfig { tie_word_embeddings: true, ..TransformerConfig::email(500, 64) };
-    for (stage, precision, pieces) in Stage::ALL.into_iter().flat_map(|stage| {
+    for (stage, precision, (pieces, optimizer)) in Stage::ALL.into_iter().flat_map(|stage| {
         let both = [Precision::F32, Precision::Bf16].into_iter();
-        both.flat_map(move |precision| [0, 4].map(|pieces| (stage, precision, pieces)))
+        let kinds =
+            [(0, OptimizerKind::Adamw), (4, OptimizerKind::Adamw), (4, OptimizerKind::Muon)];
+        both.flat_map(move |precision| kinds.map(|kind| (stage, precision, kind)))
     }) {
         let model = ModelConfig::Transformer(model.clone());
-        let train = Recipe { precision, pieces, ..Recipe::default() };
+        let train = Recipe { precision, pieces, optimizer, ..Recipe::default() };
         let config = TrainConfig { model, train };
         let shape = BatchShape::full(&config.train, 65);
         let plan = |rank| {

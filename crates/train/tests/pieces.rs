@@ -157,9 +157,10 @@ fn other_networks_and_muon_learn_in_pieces() {
     let adapted = TransformerConfig { lora: Some(lora), ..transformer() };
     let (adamw, muon) = (OptimizerKind::Adamw, OptimizerKind::Muon);
     for (model, optimizer, precision, stages) in [
-        (ModelConfig::Transformer(transformer()), muon, Precision::Bf16, &Stage::ALL[..1]),
+        (ModelConfig::Transformer(transformer()), muon, Precision::Bf16, &Stage::ALL[..]),
         (ModelConfig::Transformer(adapted), adamw, Precision::F32, &Stage::ALL[..1]),
         (ModelConfig::Rnn(RnnConfig::email(64)), adamw, Precision::F32, &Stage::ALL[..]),
+        (ModelConfig::Rnn(RnnConfig::email(64)), muon, Precision::F32, &Stage::ALL[..]),
     ] {
         let config = config(precision, 8);
         let train = Recipe { optimizer, max_steps: 4, ..config.train };
@@ -174,8 +175,12 @@ fn other_networks_and_muon_learn_in_pieces() {
 
 #[test]
 fn a_run_goes_on_to_the_bit_with_any_number_of_ranks() {
-    for precision in [Precision::F32, Precision::Bf16] {
-        let config = config(precision, 8);
+    let (adamw, muon) = (OptimizerKind::Adamw, OptimizerKind::Muon);
+    for (precision, optimizer) in
+        [(Precision::F32, adamw), (Precision::Bf16, adamw), (Precision::Bf16, muon)]
+    {
+        let mut config = config(precision, 8);
+        config.train.optimizer = optimizer;
         let right = whole(&config, Who::Alone);
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("cut");
@@ -184,7 +189,7 @@ fn a_run_goes_on_to_the_bit_with_any_number_of_ranks() {
         go(&config, &dir, Who::Alone, true, Some(8));
         go(&config, &dir, Who::Ranks(8, Stage::Zero), true, Some(10));
         go(&config, &dir, Who::Ranks(2, Stage::Two), true, None);
-        assert_eq!(trace(&dir), right, "{precision:?}");
+        assert_eq!(trace(&dir), right, "{precision:?} {optimizer:?}");
     }
 }
 

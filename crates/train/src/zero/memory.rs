@@ -1,6 +1,8 @@
 //! The buffers of a rank: the list that predicts them allocates them.
 
 use super::{Place, ShardMap, Stage};
+use crate::config::OptimizerKind;
+use crate::muon::Muon;
 use crate::optimizer::AdamW;
 use ledger::{Account, Buffer, Plan, Spec};
 use models::{Model, ModelConfig, Residence};
@@ -148,9 +150,13 @@ impl Memory<'_> {
         plan
     }
 
-    /// The moments, from stage 1 on.
-    pub(crate) fn plan_moments(&self) -> Plan {
-        AdamW::plan(&self.map.shard)
+    /// The moments, from stage 1 on, and Muon's momentum where it changes matrices.
+    pub(crate) fn plan_moments(&self, optimizer: OptimizerKind) -> Plan {
+        let mut plan = AdamW::plan(&self.map.moments);
+        if optimizer == OptimizerKind::Muon {
+            plan.extend(Muon::plan_rank(self.map));
+        }
+        plan
     }
 
     /// A model whose weights are read as this stage has them, from stage 1 on.

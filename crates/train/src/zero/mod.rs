@@ -249,10 +249,6 @@ impl Place {
             let hint = "; their gradients come from several layers: give --zero 0 or 1";
             return alone("layers with the same weights", hint);
         }
-        if config.train.optimizer == OptimizerKind::Muon && self.stage > Stage::Zero {
-            let hint = "; Muon turns whole matrices: give --zero 0, or --optimizer adamw";
-            return alone("a share of Muon's state", hint);
-        }
         Ok(())
     }
 
@@ -289,7 +285,8 @@ impl Place {
     /// Whose parts of units it has.
     pub(crate) fn split(&self, recipe: &Recipe) -> Split {
         let cuts = if recipe.pieces > 0 { recipe.pieces } else { self.size };
-        Split { rank: self.rank, size: self.size, cuts }
+        let muon = recipe.optimizer == OptimizerKind::Muon;
+        Split { rank: self.rank, size: self.size, cuts, muon }
     }
 
     /// Sequences that a rank computes at once.

@@ -8,10 +8,11 @@
 //! order of pieces: ranks compute neighbours in the same round, so a round is a run of that order, and
 //! the sum is one chain whatever the number of ranks.
 
-use super::map::UnitMap;
+use super::map::{OwnMatrix, UnitMap};
 use super::memory::{Memory, Rooms};
 use super::{Place, ShardMap, Shared, Stage, Truth};
 use crate::config::Recipe;
+use crate::muon::{MatrixSpot, Muon};
 use crate::optimizer::{AdamW, Applied, Spot, decay_of};
 use kernels::{HalfKind, Team};
 use ledger::Buffer;
@@ -19,7 +20,7 @@ use models::{Keeper, Model};
 use ranks::{Collective, Lost, Pending, Ranks};
 use std::ops::Range;
 use std::sync::Arc;
-use tensor::{ParameterSpec, Parameters};
+use tensor::{Layout, ParameterSpec, Parameters};
 
 /// What a rank of several keeps beside its model.
 pub(crate) struct Zero {
@@ -29,8 +30,12 @@ pub(crate) struct Zero {
     half: Option<HalfKind>,
     team: Arc<Team>,
     truth: Truth,
-    /// Where the optimizer finds what it changes, from stage 1 on.
+    /// Where what an optimizer changes is, piece by piece, from stage 1 on.
     spots: Vec<Spot>,
+    /// Those of AdamW.
+    adams: Vec<Spot>,
+    /// Muon's matrices.
+    muons: Vec<MatrixSpot>,
     /// Which unit stands where units take turns.
     holds: Vec<Option<usize>>,
     /// Here, or with the courier.
@@ -82,10 +87,14 @@ impl Zero {
     ) -> Zero {
         let place = shared.place();
         let (truth, rooms) = memory;
+        let spots = spots(&map, place, half, pieces);
+        let (adams, muons) = (adams(&map, &spots), muons(&map, &spots));
         let turns = map.units.iter().map(|unit| unit.turn + 1).max().unwrap_or(0);
         Zero {
             ranks: Arc::clone(&shared.ranks),
-            spots: spots(&map, place, half, pieces),
+            spots,
+            adams,
+            muons,
             holds: vec![None; turns],
             place,
             map,
@@ -385,7 +394,7 @@ impl Zero {
     /// Changes this rank's blocks by its gradients, from stage 1 on.
     pub(crate) fn optimize(
         &mut self,
-        optimizer: &mut AdamW,
+        (optimizer, muon): (&mut AdamW, Option<&mut Muon>),
         (recipe, rate, norm): (&Recipe, f64, f64),
         weights: &mut Parameters,
         gradients: &Parameters,
@@ -393,12 +402,20 @@ impl Zero {
         let (values, halves) = weights.values_and_halves_mut();
         let Truth { master, bits, gradients: own } = &mut self.truth;
         let values = master.as_mut().map_or(values, Parameters::flat_mut);
-        let halves = match (bits, self.half) {
+        let mut halves = match (bits, self.half) {
             (Some(bits), Some(kind)) => Some((kind, bytemuck::cast_slice_mut(bits))),
             _ => halves,
         };
         let gradients = own.as_ref().unwrap_or(gradients).flat();
-        optimizer.apply(&self.team, (recipe, rate, norm), &self.spots, (values, halves), gradients)
+        let again = halves.as_mut().map(|(kind, bits)| (*kind, &mut **bits));
+        let (team, how) = (&self.team, (recipe, rate, norm));
+        let mut applied = optimizer.apply(team, how, &self.adams, (&mut *values, again), gradients);
+        if let Some(muon) = muon.filter(|_| norm.is_finite()) {
+            let how = (recipe, rate / recipe.learning_rate, applied.factor);
+            let more = muon.apply(team, how, &self.muons, (values, halves), gradients);
+            applied.lost = applied.lost.map(|lost| lost + more);
+        }
+        applied
     }
 
     /// Fills this rank's blocks of the weights' truth, from stage 1 on; [`Zero::publish`] is due then.
@@ -439,13 +456,18 @@ impl Zero {
         &'a self,
         held: &'a Parameters,
     ) -> impl Iterator<Item = (&'a str, usize, &'a [f32])> {
-        let blocks = Arc::ptr_eq(held.layout(), &self.map.shard);
+        let is = |layout: &Arc<Layout>| Arc::ptr_eq(held.layout(), layout);
+        let (blocks, moments) = (is(&self.map.shard), is(&self.map.moments));
+        let momentum = is(&self.map.momentum);
         let first = self.ranks.is_first();
         let pieces = self.map.pieces.iter().filter(move |piece| first || !piece.everywhere);
         pieces.filter_map(move |piece| {
             let name = &self.map.whole.specs()[piece.param].name;
             let at = match blocks {
                 true => piece.at.clone(),
+                _ if moments || momentum => {
+                    (piece.muon == momentum).then(|| piece.moment.clone())?
+                }
                 false => {
                     let spec = held.layout().specs().iter().find(|spec| spec.name == *name)?;
                     let start = spec.range.start + piece.from;
@@ -521,11 +543,33 @@ fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>, pieces: bool) -> 
             values: at(half.is_none() && stage < Stage::Three),
             bits: at(stage < Stage::Three),
             gradient: at(!stage.shares_gradients(pieces)),
-            moment: piece.at.clone(),
+            moment: piece.moment.clone(),
             counts: place.rank == 0 || !piece.everywhere,
         }
     };
     map.pieces.iter().map(spot).collect()
+}
+
+/// Where AdamW finds what it changes.
+fn adams(map: &ShardMap, spots: &[Spot]) -> Vec<Spot> {
+    let all = map.pieces.iter().zip(spots).filter(|(piece, _)| !piece.muon);
+    all.map(|(_, spot)| spot.clone()).collect()
+}
+
+/// Where Muon finds its matrices.
+fn muons(map: &ShardMap, spots: &[Spot]) -> Vec<MatrixSpot> {
+    let spot = |own: &OwnMatrix| {
+        let Spot { values, bits, gradient, moment, .. } = &spots[own.piece];
+        MatrixSpot {
+            rows: own.rows,
+            cols: own.cols,
+            values: values.start + own.from,
+            bits: bits.start + own.from,
+            gradient: gradient.start + own.from,
+            momentum: moment.start + own.from,
+        }
+    };
+    map.matrices.iter().map(spot).collect()
 }
 
 impl Keeper for Zero {
