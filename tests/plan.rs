@@ -250,31 +250,43 @@ fn ranks_are_counted_by_the_lists_that_they_allocate() {
     let formula = json(&[&words[..], &["--by", "formula"]].concat());
     assert_eq!(formula["counted_by"], "formulas");
     // What four threads of one process allocate together, as the run itself measured it.
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("run");
-    let (config, out) = (folder.path().join("small.toml"), out.to_str().unwrap());
-    std::fs::write(&config, common::SMALL).unwrap();
-    let config = config.to_str().unwrap();
-    let words = ["train", "--data", common::data(), "--config", config, "--out", out, "--quiet"];
-    works(&[&words[..], &["--ranks", "4", "--zero", "2", "--max-steps", "2"]].concat());
-    let text = std::fs::read_to_string(Path::new(out).join("ledger.json")).unwrap();
-    let ledger: Value = serde_json::from_str(&text).unwrap();
-    balanced(&ledger);
-    assert_eq!(ledger["ranks"].as_array().unwrap().len(), 4);
-    assert!(number(&ledger["communication_bytes_per_step"]) > 0.0);
-    let words = ["plan", "train", out, "--batch", "4", "--length", "23", "--precision", "f32"];
-    let plan = json(&[&words[..], &["--ranks", "4", "--zero", "2"]].concat());
-    let of_all = |found: &Value, name: &str| -> f64 {
-        let ranks = found["ranks"].as_array().unwrap().iter();
-        let terms = ranks.flat_map(|rank| rank["terms"].as_array().unwrap());
-        terms.filter(|term| term["name"] == name).map(|term| number(&term["bytes"])).sum()
-    };
-    for term in ["weights", "gradients", "optimizer", "communication", "activations"] {
-        let (predicted, measured) = (of_all(&plan, term), of_all(&ledger, term));
-        assert!((predicted / measured - 1.0).abs() < 0.03, "{term}: {predicted} {measured}");
+    for (zero, trained, planned) in
+        [("2", &[][..], &[][..]), ("0", &["--pieces", "4"][..], &["--pieces"][..])]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("run");
+        let (config, out) = (folder.path().join("small.toml"), out.to_str().unwrap());
+        std::fs::write(&config, common::SMALL).unwrap();
+        let config = config.to_str().unwrap();
+        let words =
+            ["train", "--data", common::data(), "--config", config, "--out", out, "--quiet"];
+        let ranks = ["--ranks", "4", "--zero", zero];
+        works(&[&words[..], &ranks, &["--max-steps", "2"], trained].concat());
+        let text = std::fs::read_to_string(Path::new(out).join("ledger.json")).unwrap();
+        let ledger: Value = serde_json::from_str(&text).unwrap();
+        balanced(&ledger);
+        assert_eq!(ledger["ranks"].as_array().unwrap().len(), 4);
+        assert!(number(&ledger["communication_bytes_per_step"]) > 0.0);
+        let words = ["plan", "train", out, "--batch", "4", "--length", "23", "--precision", "f32"];
+        let plan = json(&[&words[..], &ranks, planned].concat());
+        let of_all = |found: &Value, name: &str| -> f64 {
+            let ranks = found["ranks"].as_array().unwrap().iter();
+            let terms = ranks.flat_map(|rank| rank["terms"].as_array().unwrap());
+            terms.filter(|term| term["name"] == name).map(|term| number(&term["bytes"])).sum()
+        };
+        for term in ["weights", "gradients", "optimizer", "communication", "activations"] {
+            let (predicted, measured) = (of_all(&plan, term), of_all(&ledger, term));
+            assert!((predicted / measured - 1.0).abs() < 0.03, "{term}: {predicted} {measured}");
+        }
     }
-    let refused = ["plan", "train", "email-transformer", "--by", "engine", "--optimizer", "muon"];
-    autoreg(&[&refused[..], &["--ranks", "2", "--zero", "1"]].concat()).refused(2, &["Muon"]);
+    let words =
+        ["plan", "train", "email-transformer", "--by", "engine", "--ranks", "2", "--zero", "1"];
+    autoreg(&[&words[..], &["--lora", "4"]].concat()).refused(2, &["--lora"]);
+    // Matrices are whole under Muon: the plan is of the rank that holds most.
+    let found = json(&[&words[..], &["--ranks", "4", "--optimizer", "muon"][2..]].concat());
+    let all: Vec<f64> =
+        found["ranks"].as_array().unwrap().iter().map(|r| number(&r["total_bytes"])).collect();
+    assert_eq!(number(&found["total_bytes"]), all.iter().copied().fold(0.0, f64::max));
 }
 
 #[test]

@@ -115,6 +115,37 @@ fn threads_train_as_one_process_does_and_hold_a_share() {
 }
 
 #[test]
+fn in_pieces_one_process_and_ranks_give_the_same_bits() {
+    let place = Place::new("bf16");
+    let pieces = ["--pieces", "4", "--max-steps", "5"];
+    place.train("alone", &[&pieces[..], &["--threads", "2"]].concat());
+    let right = losses(&place.out("alone"));
+    for (ranks, stage) in [("2", "3"), ("4", "1"), ("4", "0")] {
+        let name = format!("{ranks}-{stage}");
+        let more = [&pieces[..], &["--ranks", ranks, "--zero", stage]].concat();
+        let done = place.train(&name, &more);
+        assert_eq!(losses(&place.out(&name)), right, "{name}");
+        as_predicted(&done);
+        // Bytes sent are those of the formula, but for norms and for what is still in its place.
+        let sent = |key: &str| done["ranks"][key].as_f64().unwrap();
+        let rounds = 4.0 / ranks.parse::<f64>().unwrap();
+        let each = match stage {
+            "0" => 4.0 * rounds + 4.0,
+            "1" => 4.0 * rounds + 2.0,
+            _ => 8.0 * rounds,
+        };
+        assert_eq!(sent("formula_bytes_per_parameter"), each, "{name}");
+    }
+    let run = place.out("alone");
+    let told = json(&["verify", run.to_str().unwrap(), "--requests", "2", "--max-tokens", "2"]);
+    let rows = told["training"].as_array().unwrap();
+    let ranks = rows.iter().filter(|row| row["check"].as_str().unwrap().contains("ranks"));
+    let found: Vec<&str> = ranks.map(|row| row["found"].as_str().unwrap()).collect();
+    assert!(found.len() == 8 && found.iter().all(|found| found.contains(" 0.0e0 off")), "{told}");
+    assert!(rows.iter().all(|row| row["good"] == true), "{told}");
+}
+
+#[test]
 fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     let place = Place::new("f32");
     let refused = |more: &[&str], facts: &[&str]| {
@@ -122,11 +153,14 @@ fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
         assert!(!place.out("run").exists(), "{more:?}");
     };
     refused(&["--ranks", "3", "--zero", "1"], &["batch is 16", "3 ranks", "15"]);
+    refused(&["--pieces", "3"], &["pieces is 3", "batch of 16", "15"]);
+    refused(&["--pieces", "2", "--ranks", "4"], &["pieces is 2", "4 ranks", "multiple of 4"]);
+    refused(&["--pieces", "2", "--micro-batch", "4"], &["8 sequences", "micro_batch is 4"]);
+    refused(&["--pieces", "2", "--average", "0.9"], &["an average of weights", "in pieces"]);
     refused(&["--expect-ranks", "4"], &["--expect-ranks 4: 1 came up"]);
     refused(&["--ranks", "2", "--expect-ranks", "4"], &["2 came up"]);
     #[cfg(not(feature = "mpi"))]
     refused(&["--zero", "3"], &["--zero 3", "--ranks N", "mpirun"]);
-    refused(&["--ranks", "2", "--zero", "2", "--optimizer", "muon"], &["Muon", "--zero 0"]);
     refused(
         &["--ranks", "2", "--zero", "3", "--sample-every", "2"],
         &["--sample-every", "--zero 2"],

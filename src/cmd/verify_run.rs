@@ -1,5 +1,6 @@
 //! `autoreg verify RUN`, the training's part: shows on this machine that a run goes on to the bit, that
-//! ranks give the same bits whatever they share out, and that every checkpoint holds.
+//! ranks give the same bits whatever they share out (and, of a run in pieces, those of one process), and
+//! that every checkpoint holds.
 //!
 //! Nothing of the run is changed: short runs from its weights, by its recipe, on invented tokens, in
 //! folders of their own that go when they are done.
@@ -16,13 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use train::{
-    Event, OptimizerKind, RunOptions, SavedModel, Shared, Stage, Start, TrainConfig, run_from,
-    run_ranks,
+    Event, RunOptions, SavedModel, Shared, Stage, Start, TrainConfig, run_from, run_ranks,
 };
 
 /// Steps of each short run.
 const STEPS: u64 = 4;
-/// Sequences a step: what two and four ranks divide.
+/// Sequences a step, and pieces where the run has any: what two and four ranks divide.
 const BATCH: usize = 4;
 /// Tokens of a sequence at most.
 const LENGTH: usize = 24;
@@ -77,10 +77,11 @@ pub fn verify(run: &Path, threads: Option<usize>, tells: bool) -> Result<Vec<Row
         seconds: started.elapsed().as_secs_f64(),
     });
     for size in [2, 4] {
-        let mut first: Option<Trace> = None;
-        for stage in trial.stages() {
+        // Pieces give the same bits whatever the number of ranks.
+        let mut first = trial.in_pieces().then(|| whole.clone());
+        for stage in Stage::ALL {
             let started = Instant::now();
-            let found = trial.ranks(&format!("{size}-{}", stage.number()), size, *stage)?;
+            let found = trial.ranks(&format!("{size}-{}", stage.number()), size, stage)?;
             let right = first.get_or_insert_with(|| found.clone());
             add(Row {
                 check: format!("{size} ranks, ZeRO stage {}", stage.number()),
@@ -176,6 +177,7 @@ impl<'a> Trial<'a> {
         }
         let recipe = &mut config.train;
         (recipe.batch, recipe.micro_batch, recipe.epochs) = (BATCH, BATCH, STEPS);
+        recipe.pieces = if recipe.pieces > 0 { BATCH } else { 0 };
         (recipe.warmup_steps, recipe.max_steps) = (1, STEPS);
         (recipe.eval_every, recipe.checkpoint_every, recipe.patience) = (STEPS, 1, 0);
         let longest = LENGTH.min(config.model.context_limit().unwrap_or(LENGTH)) as u64;
@@ -188,12 +190,8 @@ impl<'a> Trial<'a> {
         Ok(Some(Trial { run, place, config, data }))
     }
 
-    /// Muon's state is not shared out.
-    fn stages(&self) -> &'static [Stage] {
-        match self.config.train.optimizer {
-            OptimizerKind::Adamw => &Stage::ALL,
-            OptimizerKind::Muon => &Stage::ALL[..1],
-        }
+    fn in_pieces(&self) -> bool {
+        self.config.train.pieces > 0
     }
 
     fn model(&self) -> Result<Option<Model>, CliError> {

@@ -335,6 +335,8 @@ impl Runner {
         assert!(batch.sequences.len() <= self.workload.sequences, "a batch fits the workload");
         let packing = parts.network.packing(self.workload.training);
         if !self.packed && packing == Packing::Whole {
+            // A network that is packed whole while its weights come and go is one unit.
+            source.fetch(0, None);
             let pass = Pass { team: &self.team, weights: source.weights(), batch, dropout };
             parts.network.pack(&pass, &mut self.outer.packed);
             self.packed = true;

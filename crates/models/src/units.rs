@@ -90,7 +90,7 @@ impl Source<'_> {
         }
     }
 
-    fn fetch(&mut self, unit: usize, next: Option<usize>) {
+    pub(crate) fn fetch(&mut self, unit: usize, next: Option<usize>) {
         if let Source::Kept(weights, keeper) = self {
             keeper.fetch(weights, unit, next);
         }

@@ -146,6 +146,8 @@ struct Run {
     network: Network,
     stage: u8,
     accumulate: u64,
+    /// Whether each micro-batch's gradients are reduced.
+    by_batch: bool,
     /// When each rank has done what it was told.
     free: Vec<f64>,
     /// When the network has.
@@ -158,17 +160,25 @@ struct Run {
 impl Run {
     fn new(ranks: usize, ask: &TrainAsk, network: Network) -> Run {
         let (stage, accumulate) = (ask.layout.stage, ask.accumulate);
-        let free = vec![0.0; ranks];
-        Run { network, stage, accumulate, free, net: 0.0, computed: 0.0, sent: 0.0, waited: 0.0 }
+        let by_batch = stage >= 2 || ask.pieces;
+        let (free, none) = (vec![0.0; ranks], 0.0);
+        let [net, computed, sent, waited] = [none; 4];
+        Run { network, stage, accumulate, by_batch, free, net, computed, sent, waited }
     }
 
     /// One optimizer step; answers with its end.
     fn step(&mut self, units: &[Unit], step: u64) -> f64 {
         for micro in 0..self.accumulate {
             let paces = self.paces(step * self.accumulate + micro);
-            self.pass(units.iter(), |unit| unit.forward_s, &paces, None);
-            let reduces = self.stage >= 2 || micro + 1 == self.accumulate;
-            self.pass(units.iter().rev(), |unit| unit.backward_s, &paces, Some(reduces));
+            self.pass(units.iter(), |unit| unit.forward_s, &paces, 0.0);
+            let last = micro + 1 == self.accumulate;
+            let times = match self.by_batch || last {
+                false => 0.0,
+                // Whole gradients come back to every rank.
+                true if self.stage == 0 && last => 2.0,
+                true => 1.0,
+            };
+            self.pass(units.iter().rev(), |unit| unit.backward_s, &paces, times);
         }
         // The norm of all gradients stands before the first weight changes.
         self.wait(self.net);
@@ -189,13 +199,13 @@ impl Run {
         (0..self.free.len() as u64).map(pace).collect()
     }
 
-    /// A pass over units; backward where it is said whether gradients are reduced in it.
+    /// A pass over units, and how often gradients are sent in it.
     fn pass<'a>(
         &mut self,
         units: impl Iterator<Item = &'a Unit>,
         seconds: impl Fn(&Unit) -> f64,
         paces: &[f64],
-        reduces: Option<bool>,
+        times: f64,
     ) {
         let mut gathered = None;
         let mut units = units.peekable();
@@ -211,8 +221,7 @@ impl Run {
                 *free += seconds(unit) * pace;
                 self.computed += seconds(unit) * pace;
             }
-            if reduces == Some(true) {
-                let times = if self.stage == 0 { 2.0 } else { 1.0 };
+            if times > 0.0 {
                 let end = self.several(times, unit.gradients);
                 if !self.network.overlap {
                     self.wait(end);

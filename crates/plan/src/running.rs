@@ -2,8 +2,8 @@
 
 use crate::term::product;
 use crate::{
-    Architecture, Attention, Error, Layout, Lever, Logits, Prediction, Rank, ServeAsk, StateBytes,
-    Terms, TrainAsk,
+    Architecture, Attention, Error, Layout, Lever, Logits, Prediction, Rank, ServeAsk, Terms,
+    TrainAsk,
 };
 use engine::serving::{Draft, Engine, Limits, NetworkExecutor};
 use kernels::KvKind;
@@ -278,7 +278,7 @@ fn own_optimizer(optimizer: crate::Optimizer) -> Option<OptimizerKind> {
     }
 }
 
-/// Training a model with this program, seen from the rank that holds most: the first.
+/// Training a model with this program, seen from the rank that holds most.
 ///
 /// # Errors
 /// Those of [`trains`], and numbers that do not fit into 64 bits.
@@ -288,15 +288,14 @@ pub fn train(
     runtime: Runtime,
 ) -> Result<Prediction, Error> {
     trains(architecture, ask)?;
-    let first = rank(architecture, ask, runtime, 0)?;
+    let first = rank(architecture, ask, runtime, holder(architecture, ask)?)?;
     let all = architecture.parameters()?;
     let model = (&architecture.name[..], all);
     let mut prediction =
         Prediction::new(model, "the trainer's lists", first.terms.clone(), ask.budget)?;
     prediction.notes.extend(architecture.notes.iter().cloned());
     prediction.notes.extend(crate::train::stage_2_note(architecture, ask)?);
-    let bytes = StateBytes::new(ask.precision, ask.optimizer);
-    let sent = crate::communication_bytes((all, all), bytes, ask.layout, ask.accumulate)?;
+    let sent = crate::train::communication_of((all, all), ask)?;
     prediction.balance.communication_bytes_per_step = Some(sent);
     let total_bytes = first.total_bytes;
     prediction.balance.ranks = vec![first];
@@ -321,13 +320,29 @@ pub fn train(
         }
     }
     let can = others.into_iter().filter(|(.., other)| trains(architecture, other).is_ok());
-    let then = |other| Ok(rank(architecture, &other, runtime, 0)?.total_bytes);
+    let then = |other| {
+        let number = holder(architecture, &other)?;
+        Ok(rank(architecture, &other, runtime, number)?.total_bytes)
+    };
     let levers = levers(total_bytes, can, then)?;
     prediction.balance.set_levers(levers);
     Ok(prediction)
 }
 
-/// Ranks whose lists are made one by one; no later one holds more than the first.
+/// The rank that holds most: the first, but where Muon's matrices are shared out whole.
+fn holder(architecture: &Architecture, ask: &TrainAsk) -> Result<u64, Error> {
+    if ask.optimizer != crate::Optimizer::Muon || ask.layout.stage == 0 {
+        return Ok(0);
+    }
+    let (mut holder, mut most) = (0, 0);
+    for number in 0..ask.layout.ranks.min(MOST_LISTED) {
+        let total = train_plan(architecture, ask, number)?.total();
+        (holder, most) = if total > most { (number, total) } else { (holder, most) };
+    }
+    Ok(holder)
+}
+
+/// Ranks whose lists are made one by one; with AdamW no later one holds more than the first.
 const MOST_LISTED: u64 = 64;
 
 /// What each rank will take, up to the 64th.
@@ -379,7 +394,7 @@ impl TrainLists {
         let (mut steps, mut shares) = (Map::new(), Map::new());
         let list = |ask: &TrainAsk| -> Option<Vec<i64>> {
             trains(architecture, ask).ok()?;
-            let plan = train_plan(architecture, ask, 0).ok()?;
+            let plan = train_plan(architecture, ask, holder(architecture, ask).ok()?).ok()?;
             Some(Account::ALL.map(|account| plan.of(account).cast_signed()).to_vec())
         };
         let alone = Layout { stage: 0, ranks: 1 };
@@ -438,8 +453,8 @@ fn job(architecture: &Architecture, ask: &TrainAsk) -> Result<Job, Error> {
     let step = [ask.batch, ask.accumulate, ask.layout.ranks];
     let batch = size("the sequences of a step", product("the sequences of a step", &step)?)?;
     let optimizer = own_optimizer(ask.optimizer).unwrap_or_default();
-    let micro_batch = sequences;
-    let recipe = Recipe { batch, micro_batch, optimizer, precision, ..Recipe::default() };
+    let (micro_batch, pieces) = (sequences, if ask.pieces { batch / sequences.max(1) } else { 0 });
+    let recipe = Recipe { batch, micro_batch, pieces, optimizer, precision, ..Recipe::default() };
     let model = match ask.lora {
         Some(rank) => with_adapters(&architecture.config, size("--lora", rank)?),
         None => without_blocks(&architecture.config),

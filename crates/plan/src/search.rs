@@ -142,6 +142,7 @@ fn candidate(
     if ask.accumulate > 1 {
         flags += &format!(" --accumulate {}", ask.accumulate);
     }
+    flags += if ask.pieces { " --pieces" } else { "" };
     flags += &format!(" --recompute {}", ask.recompute.name());
     if ask.layout.ranks > 1 {
         flags += &format!(" --zero {}", ask.layout.stage);

@@ -37,6 +37,9 @@ pub struct TrainAsk {
     pub length: u64,
     /// Batches that a step adds up.
     pub accumulate: u64,
+    /// Whether each of them is a piece: gradients are added up one batch after another, whatever rank
+    /// has computed it.
+    pub pieces: bool,
     /// What the backward pass computes again.
     pub recompute: Recompute,
     /// Whether scores are stored.
@@ -63,6 +66,7 @@ impl Default for TrainAsk {
             batch: 1,
             length: 2048,
             accumulate: 1,
+            pieces: false,
             recompute: Recompute::None,
             attention: Attention::Tiled,
             logits: Logits::Chunked,
@@ -147,6 +151,30 @@ pub fn communication_bytes(
     layout: Layout,
     accumulate: u64,
 ) -> Result<u64, Error> {
+    communication(&Sent { all, trained, bytes, accumulate, reduces: 1 }, layout)
+}
+
+/// The same of a training.
+pub(crate) fn communication_of((all, trained): (u64, u64), ask: &TrainAsk) -> Result<u64, Error> {
+    let (bytes, accumulate) = (StateBytes::new(ask.precision, ask.optimizer), ask.accumulate);
+    let reduces = if ask.pieces { accumulate } else { 1 };
+    communication(&Sent { all, trained, bytes, accumulate, reduces }, ask.layout)
+}
+
+/// What is sent of what.
+struct Sent {
+    /// Parameters.
+    all: u64,
+    /// Those that learn.
+    trained: u64,
+    bytes: StateBytes,
+    accumulate: u64,
+    /// How often gradients are reduced in a step of the stages 0 and 1.
+    reduces: u64,
+}
+
+fn communication(sent: &Sent, layout: Layout) -> Result<u64, Error> {
+    let Sent { all, trained, bytes, accumulate, reduces } = *sent;
     let what = "communication";
     let n = layout.ranks;
     if n <= 1 {
@@ -154,8 +182,8 @@ pub fn communication_bytes(
     }
     let (g, w) = (bytes.gradients, bytes.weights);
     let whole = match layout.stage {
-        0 => product(what, &[2 * g, trained])?,
-        1 => product(what, &[g + w, trained])?,
+        0 => sum(what, &[product(what, &[reduces, g, trained])?, product(what, &[g, trained])?])?,
+        1 => sum(what, &[product(what, &[reduces, g, trained])?, product(what, &[w, trained])?])?,
         2 => {
             sum(what, &[product(what, &[accumulate, g, trained])?, product(what, &[w, trained])?])?
         }
@@ -248,6 +276,7 @@ fn buffers(
 /// Numbers that make no training or do not fit into 64 bits.
 pub fn train(architecture: &Architecture, ask: &TrainAsk) -> Result<Prediction, Error> {
     ask.check(architecture)?;
+    without_pieces(ask)?;
     let own = terms(architecture, ask)?;
     let all = architecture.parameters()?;
     let model = (&architecture.name[..], all);
@@ -257,8 +286,7 @@ pub fn train(architecture: &Architecture, ask: &TrainAsk) -> Result<Prediction, 
         Some(rank) => lora_parameters(config, rank)?,
         None => all,
     };
-    let bytes = StateBytes::new(ask.precision, ask.optimizer);
-    let sent = communication_bytes((all, trained), bytes, ask.layout, ask.accumulate)?;
+    let sent = communication_of((all, trained), ask)?;
     plan.balance.communication_bytes_per_step = Some(sent);
     plan.balance.ranks = (0..ask.layout.ranks.min(MOST_RANKS))
         .map(|rank| Rank {
@@ -274,6 +302,17 @@ pub fn train(architecture: &Architecture, ask: &TrainAsk) -> Result<Prediction, 
     Ok(plan)
 }
 
+/// Pieces are this program's own.
+fn without_pieces(ask: &TrainAsk) -> Result<(), Error> {
+    match ask.pieces {
+        true => {
+            let why = "--pieces is known of models alone that this program trains; leave it away";
+            Err(Error::Unanswerable(why.to_owned()))
+        }
+        false => Ok(()),
+    }
+}
+
 /// What a number of parameters says of a training: a rank's states and what it sends, no activations.
 ///
 /// # Errors
@@ -284,7 +323,7 @@ pub fn states_alone(name: &str, parameters: f64, ask: &TrainAsk) -> Result<Predi
     let bytes = StateBytes::new(ask.precision, ask.optimizer);
     ask.layout.states(count, 0, bytes, &mut terms)?;
     let mut plan = Prediction::new((name, count), "formulas", terms, ask.budget)?;
-    let sent = communication_bytes((count, count), bytes, ask.layout, ask.accumulate)?;
+    let sent = communication_of((count, count), ask)?;
     plan.balance.communication_bytes_per_step = Some(sent);
     let (terms, total_bytes) = (plan.balance.terms.clone(), plan.balance.total_bytes);
     let rank = |rank| Rank { rank, terms: terms.clone(), total_bytes };
@@ -344,7 +383,7 @@ pub(crate) fn stage_2_note(
     architecture: &Architecture,
     ask: &TrainAsk,
 ) -> Result<Option<String>, Error> {
-    if ask.layout.stage != 2 || ask.accumulate == 1 || ask.layout.ranks == 1 {
+    if ask.layout.stage != 2 || ask.accumulate == 1 || ask.layout.ranks == 1 || ask.pieces {
         return Ok(None);
     }
     let stage_1 = Layout { stage: 1, ..ask.layout };

@@ -82,6 +82,7 @@ pub fn of_training(
         batch,
         length: (shape.longest.saturating_sub(1)).max(1) as u64,
         accumulate: (config.train.batch as u64).div_ceil(batch * ranks).max(1),
+        pieces: config.train.pieces > 0,
         recompute: shape.recompute,
         layout: Layout { stage: place.stage.number(), ranks },
         threads: ran.threads as u64,

@@ -17,13 +17,33 @@ const AT_ONCE: usize = 1 << 18;
 pub(crate) type Parts = Arc<[Range<usize>]>;
 
 /// What is to be done with a buffer.
+#[derive(Clone, Copy)]
 pub(crate) enum Task {
     /// Own part goes to all, theirs come.
     Gather,
     /// Own part becomes the sum of all ranks' values there.
-    ReduceScatter,
+    ReduceScatter(Sum),
     /// Every part becomes the sum.
-    AllReduce,
+    AllReduce(Sum),
+}
+
+/// How ranks' values are added up.
+#[derive(Clone, Copy)]
+pub(crate) enum Sum {
+    /// (rank 0's + rank 1's) + …
+    Plain,
+    /// ((what the buffer holds from this value on + rank 0's) + rank 1's) + …, where as many values as
+    /// the own part has stand behind all parts.
+    Onto(usize),
+}
+
+impl Task {
+    fn sum(self) -> Option<Sum> {
+        match self {
+            Task::Gather => None,
+            Task::ReduceScatter(sum) | Task::AllReduce(sum) => Some(sum),
+        }
+    }
 }
 
 /// An order, and where the answer goes.
@@ -80,7 +100,7 @@ pub(crate) fn work<T: Transport>(
         match order {
             Order::Values { task, mut buffer, parts, reply } => {
                 let started = Instant::now();
-                let done = desk.values(&task, &mut buffer, &parts);
+                let done = desk.values(task, &mut buffer, &parts);
                 let seconds = started.elapsed().as_secs_f64();
                 drop(reply.send(done.map(|bytes| Brought { buffer, bytes, seconds })));
             }
@@ -118,17 +138,21 @@ fn cut(part: &Range<usize>, from: usize, count: usize) -> Range<usize> {
 
 impl<T: Transport> Desk<'_, T> {
     /// Does a task piece by piece; answers with the bytes sent to others.
-    fn values(&mut self, task: &Task, buffer: &mut [f32], parts: &Parts) -> Result<u64, Lost> {
+    fn values(&mut self, task: Task, buffer: &mut [f32], parts: &Parts) -> Result<u64, Lost> {
         let (rank, size) = (self.transport.rank(), self.transport.size());
         let longest = parts.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let count = piece(size);
         let own = parts[rank].len();
         for from in (0..longest).step_by(count) {
             let cuts: Vec<Range<usize>> = parts.iter().map(|p| cut(p, from, count)).collect();
-            if !matches!(task, Task::Gather) {
-                self.reduce(buffer, &cuts)?;
+            let sum = task.sum().map(|sum| match sum {
+                Sum::Plain => Sum::Plain,
+                Sum::Onto(at) => Sum::Onto(at + from.min(own)),
+            });
+            if let Some(sum) = sum {
+                self.reduce(buffer, &cuts, sum)?;
             }
-            if !matches!(task, Task::ReduceScatter) {
+            if !matches!(task, Task::ReduceScatter(_)) {
                 self.gather(buffer, &cuts)?;
             }
         }
@@ -136,8 +160,8 @@ impl<T: Transport> Desk<'_, T> {
         let (gathered, reduced) = (own * (size - 1), all - own);
         Ok(4 * match task {
             Task::Gather => gathered,
-            Task::ReduceScatter => reduced,
-            Task::AllReduce => gathered + reduced,
+            Task::ReduceScatter(_) => reduced,
+            Task::AllReduce(_) => gathered + reduced,
         } as u64)
     }
 
@@ -149,8 +173,8 @@ impl<T: Transport> Desk<'_, T> {
         self.transport.all_gather(sent, bytemuck::cast_slice_mut(buffer), parts)
     }
 
-    /// Own part ← ((rank 0's + rank 1's) + rank 2's) + …
-    fn reduce(&mut self, buffer: &mut [f32], parts: &[Range<usize>]) -> Result<(), Lost> {
+    /// Own part ← ((rank 0's + rank 1's) + rank 2's) + …, or the same onto what has been added up.
+    fn reduce(&mut self, buffer: &mut [f32], parts: &[Range<usize>], how: Sum) -> Result<(), Lost> {
         let own = parts[self.transport.rank()].clone();
         let mut end = 0;
         let to: Vec<Range<usize>> = parts
@@ -167,11 +191,16 @@ impl<T: Transport> Desk<'_, T> {
         let received = &mut self.receive[..parts.len() * own.len()];
         let sent = bytemuck::cast_slice(&self.send[..end]);
         self.transport.all_to_all((sent, &to), (bytemuck::cast_slice_mut(received), &from))?;
-        let sum = &mut buffer[own];
         let mut ranks = from.into_iter().map(|part| &received[part]);
-        if let Some(first) = ranks.next() {
-            sum.copy_from_slice(first);
+        match how {
+            Sum::Onto(at) => buffer.copy_within(at..at + own.len(), own.start),
+            Sum::Plain => {
+                if let Some(first) = ranks.next() {
+                    buffer[own.clone()].copy_from_slice(first);
+                }
+            }
         }
+        let sum = &mut buffer[own];
         for values in ranks {
             sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }

@@ -1,6 +1,6 @@
 //! What a rank holds: orders for its courier, and the sums of what was sent.
 
-use crate::courier::{self, Brought, Order, Parts, Task};
+use crate::courier::{self, Brought, Order, Parts, Sum, Task};
 use crate::threads::ThreadRank;
 use crate::traffic::{Collective, Sums, Traffic};
 use crate::transport::{Lost, StartError};
@@ -147,12 +147,36 @@ impl Ranks {
 
     /// This rank's part of `buffer` becomes the sum over ranks, taken in their order.
     pub fn reduce_scatter(&self, buffer: Buffer<f32>, parts: &Arc<[Range<usize>]>) -> Pending {
-        self.order(Collective::ReduceScatterGradients, Task::ReduceScatter, buffer, parts)
+        let task = Task::ReduceScatter(Sum::Plain);
+        self.order(Collective::ReduceScatterGradients, task, buffer, parts)
+    }
+
+    /// The same onto what has been added up before: this rank's part becomes ((that + rank 0's) +
+    /// rank 1's) + …; that begins at value `from` of `buffer`, behind all parts.
+    pub fn reduce_scatter_onto(
+        &self,
+        buffer: Buffer<f32>,
+        parts: &Arc<[Range<usize>]>,
+        from: usize,
+    ) -> Pending {
+        let task = Task::ReduceScatter(Sum::Onto(from));
+        self.order(Collective::ReduceScatterGradients, task, buffer, parts)
     }
 
     /// All of `buffer` becomes the sum over ranks, taken in their order.
     pub fn all_reduce(&self, buffer: Buffer<f32>, parts: &Arc<[Range<usize>]>) -> Pending {
-        self.order(Collective::AllReduceGradients, Task::AllReduce, buffer, parts)
+        self.order(Collective::AllReduceGradients, Task::AllReduce(Sum::Plain), buffer, parts)
+    }
+
+    /// The same onto what has been added up before, of which each rank has its own part from value
+    /// `from` of `buffer` on, behind all parts.
+    pub fn all_reduce_onto(
+        &self,
+        buffer: Buffer<f32>,
+        parts: &Arc<[Range<usize>]>,
+        from: usize,
+    ) -> Pending {
+        self.order(Collective::AllReduceGradients, Task::AllReduce(Sum::Onto(from)), buffer, parts)
     }
 
     /// Waits for a buffer.
@@ -232,6 +256,15 @@ impl Ranks {
     }
 }
 
+impl Drop for Ranks {
+    /// One alone leaves nobody waiting.
+    fn drop(&mut self) {
+        if self.size == 1 {
+            self.finish();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,6 +327,33 @@ mod tests {
             }
             let once = 4 * (len * (size - 1)) as u64;
             assert_eq!(bytes, [2 * once, once], "all ranks together send what the formulas say");
+        }
+    }
+
+    #[test]
+    fn pieces_are_added_onto_those_before_whoever_has_them() {
+        let (pieces, len) = (4, 700_001);
+        let right: Vec<f32> =
+            (0..len).map(|i| (0..pieces).fold(0.0, |sum, piece| sum + value(piece, i))).collect();
+        for size in [1, 2, 4] {
+            let made = each(size, |ranks| {
+                let parts = parts(size, len);
+                let mine = parts[ranks.rank()].clone();
+                let mut sum = vec![0.0; mine.len()];
+                for round in 0..pieces / size {
+                    let piece = round * size + ranks.rank();
+                    let own = (0..len).map(|i| value(piece, i)).chain(sum.iter().copied());
+                    let buffer = filled(own);
+                    if round + 1 == pieces / size {
+                        let all = ranks.wait(ranks.all_reduce_onto(buffer, &parts, len));
+                        return all.unwrap()[..len].to_vec();
+                    }
+                    let some = ranks.wait(ranks.reduce_scatter_onto(buffer, &parts, len)).unwrap();
+                    sum.copy_from_slice(&some[mine.clone()]);
+                }
+                Vec::new()
+            });
+            made.iter().for_each(|all| assert_eq!(all, &right, "{size} ranks"));
         }
     }
 

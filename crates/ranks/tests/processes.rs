@@ -25,17 +25,26 @@ fn among_others() {
     let block = LENGTH.div_ceil(SIZE);
     let parts: Arc<[Range<usize>]> =
         (0..SIZE).map(|i| i * block..((i + 1) * block).min(LENGTH)).collect();
-    let own = || {
-        let spec = Spec::new("test", Account::Communication, LENGTH);
+    let filled = |length: usize| {
+        let spec = Spec::new("test", Account::Communication, length);
         let mut buffer: Buffer<f32> = Buffer::new(&spec).unwrap();
         buffer.iter_mut().enumerate().for_each(|(i, x)| *x = value(rank, i));
         buffer
     };
+    let own = || filled(LENGTH);
     let right = |i: usize| (1..SIZE).fold(value(0, i), |sum, rank| sum + value(rank, i));
     let sum = ranks.wait(ranks.all_reduce(own(), &parts)).unwrap();
     assert!(sum.iter().enumerate().all(|(i, &x)| x == right(i)), "sums in the order of ranks");
     let sum = ranks.wait(ranks.reduce_scatter(own(), &parts)).unwrap();
     assert!(parts[rank].clone().all(|i| sum[i] == right(i)));
+    // What stands behind all parts is what has been added up before.
+    let onto = || filled(LENGTH + parts[rank].len());
+    let first = |i: usize| value(i / block, LENGTH + i % block);
+    let right = |i: usize| (0..SIZE).fold(first(i), |sum, rank| sum + value(rank, i));
+    let sum = ranks.wait(ranks.reduce_scatter_onto(onto(), &parts, LENGTH)).unwrap();
+    assert!(parts[rank].clone().all(|i| sum[i] == right(i)), "onto this rank's");
+    let sum = ranks.wait(ranks.all_reduce_onto(onto(), &parts, LENGTH)).unwrap();
+    assert!(sum[..LENGTH].iter().enumerate().all(|(i, &x)| x == right(i)), "onto all ranks'");
     let all = ranks.wait(ranks.all_gather(Collective::GatherParameters, own(), &parts)).unwrap();
     for (holder, part) in parts.iter().enumerate() {
         assert!(part.clone().all(|i| all[i] == value(holder, i)), "the part of rank {holder}");

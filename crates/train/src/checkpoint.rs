@@ -483,10 +483,13 @@ fn load_one(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
     if trainer.is_shared_out() {
         let (pieces, whole) = trainer.pieces();
         let optimizer = &mut trainer.optimizer;
-        for (prefix, moments) in [(FIRST, &mut optimizer.first), (SECOND, &mut optimizer.second)] {
-            for piece in &pieces {
+        let mut held =
+            vec![(FIRST, &mut optimizer.first, false), (SECOND, &mut optimizer.second, false)];
+        held.extend(trainer.muon.iter_mut().map(|muon| (MOMENTUM, &mut muon.momentum, true)));
+        for (prefix, moments, muon) in held {
+            for piece in pieces.iter().filter(|piece| piece.muon == muon) {
                 let spec = &whole.specs()[piece.param];
-                let place = &mut moments.flat_mut()[piece.at.clone()];
+                let place = &mut moments.flat_mut()[piece.moment.clone()];
                 reader.read(prefix, named(spec), piece.from, place)?;
             }
         }

@@ -50,6 +50,10 @@ pub struct Recipe {
     pub batch: usize,
     /// Sequences computed at once; a step adds up as many as it needs.
     pub micro_batch: usize,
+    /// Pieces of a step whose gradients are added up one after another, whatever ranks compute them, so
+    /// that any number of ranks that divides them gives the same bits; 0 for each rank's at once.
+    #[serde(skip_serializing_if = "is_no_piece")]
+    pub pieces: usize,
     /// The largest learning rate.
     pub learning_rate: f64,
     /// Steps over which it rises.
@@ -131,6 +135,11 @@ usual! {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_no_piece(pieces: &usize) -> bool {
+    *pieces == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn is_no_share(share: &f32) -> bool {
     *share == 0.0
 }
@@ -147,6 +156,7 @@ impl Default for Recipe {
             epochs: 8,
             batch: 64,
             micro_batch: 64,
+            pieces: 0,
             learning_rate: 1e-2,
             warmup_steps: 100,
             schedule: Schedule::Cosine,

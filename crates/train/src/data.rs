@@ -118,7 +118,7 @@ pub struct BatchShape {
 impl BatchShape {
     /// Whole batches of sequences of `longest` tokens.
     pub fn full(recipe: &Recipe, longest: usize) -> BatchShape {
-        let sequences = recipe.micro_batch.min(recipe.batch);
+        let sequences = Place::ALONE.at_once(recipe);
         let rows = sequences * longest.saturating_sub(1).max(1);
         BatchShape { rows, longest, sequences, recompute: Recompute::None }
     }
@@ -153,7 +153,7 @@ impl BatchShape {
         for epoch in 0..recipe.epochs {
             let order = epoch_order(recipe.seed, epoch, train.len());
             for batch in order.chunks(recipe.batch) {
-                place.rounds(batch, micro).for_each(|(part, _)| meet(train, part));
+                place.rounds(batch, recipe).into_iter().for_each(|(part, _)| meet(train, part));
             }
         }
         shape

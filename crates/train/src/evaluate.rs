@@ -126,7 +126,7 @@ pub(crate) fn evaluate_turns(
     match evaluator {
         Evaluator::Counts(model) => score_counts(model, data, &mut scores, unknown),
         network => {
-            score_network(network, data, (batch, place), &mut |facts, targets, predictions| {
+            score_network(network, data, (batch, place), &mut |_, facts, targets, predictions| {
                 scores.add(facts, targets, predictions, unknown);
             });
         }
@@ -134,8 +134,23 @@ pub(crate) fn evaluate_turns(
     scores
 }
 
-/// Hears of each sequence: its facts, its targets, what was predicted of them.
-type Each<'a> = dyn FnMut(Facts, &[u32], &[Prediction]) + 'a;
+/// The same, and what each of this one's turns came to by itself; nothing of a count model.
+pub(crate) fn evaluate_parts(
+    evaluator: &mut Evaluator,
+    data: &dyn Sequences,
+    batch: usize,
+    place: Place,
+) -> Vec<Tally> {
+    let mut parts = vec![Tally::default(); data.len().div_ceil(batch).div_ceil(place.size)];
+    score_network(evaluator, data, (batch, place), &mut |turn, _, targets, predictions| {
+        let real = targets.iter().zip(predictions).filter(|(target, _)| **target != IGNORED);
+        real.for_each(|(&target, p)| parts[turn].count(p.nll, p.best == target));
+    });
+    parts
+}
+
+/// Hears of each sequence: the turn, its facts, its targets, what was predicted of them.
+type Each<'a> = dyn FnMut(usize, Facts, &[u32], &[Prediction]) + 'a;
 
 fn score_network(
     network: &mut Evaluator,
@@ -146,7 +161,7 @@ fn score_network(
     let (mut rows, mut ids) = (Batch::default(), Vec::new());
     let all: Vec<usize> = (0..data.len()).collect();
     let parts: Vec<&[usize]> = all.chunks(batch.max(1)).collect();
-    for (part, counts) in place.turns(&parts) {
+    for (turn, (part, counts)) in place.turns(&parts).into_iter().enumerate() {
         rows.clear();
         for &i in part {
             data.add_to(i, &mut rows, &mut ids);
@@ -165,7 +180,7 @@ fn score_network(
         let owners = part.iter().flat_map(|&i| std::iter::repeat_n(i, data.parts(i)));
         for (i, &(row, count)) in owners.zip(&rows.sequences) {
             let range = row..row + count;
-            each(data.facts(i), &rows.targets[range.clone()], &predictions[range]);
+            each(turn, data.facts(i), &rows.targets[range.clone()], &predictions[range]);
         }
     }
 }

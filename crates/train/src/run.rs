@@ -515,7 +515,7 @@ pub fn check(
     config.check_recipe()?;
     let longest = train.longest().max(valid.longest());
     const MOST: usize = 1 << 30;
-    let sequences = config.train.micro_batch.min(config.train.batch);
+    let sequences = Place::ALONE.at_once(&config.train);
     if sequences.checked_mul(longest).is_none_or(|tokens| tokens > MOST) {
         return Err(Error::Data(format!(
             "{sequences} sequences of {longest} tokens at once are more than {MOST} tokens; make \

@@ -3,12 +3,12 @@
 use crate::average::Average;
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences};
-use crate::evaluate::{Evaluator, evaluate, evaluate_turns};
+use crate::evaluate::{Evaluator, Tally, evaluate, evaluate_parts, evaluate_turns};
 use crate::muon::{self, Muon};
 use crate::optimizer::{AdamW, Applied};
 use crate::precision::LossScale;
 use crate::saved;
-use crate::zero::{Piece, Place, ShardMap, Shared, Stage, Sums, Zero, memory_of};
+use crate::zero::{Losses, Piece, Place, ShardMap, Shared, Stage, Zero, memory_of};
 use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Runner, Training, Workload};
@@ -98,8 +98,9 @@ impl Trainer {
         let workload = workload(shape, threads);
         let half = config.train.precision.half();
         let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
-        let map = ShardMap::new(&config.model, &layout, half.is_some(), (place.rank, place.size));
-        let memory = memory_of(&map, place, mixed);
+        let split = place.split(&config.train);
+        let map = ShardMap::new(&config.model, &layout, half.is_some(), split);
+        let memory = memory_of(&map, place, mixed, config.train.pieces > 0);
         let mut plan = memory.plan();
         if place.stage == Stage::Zero {
             plan.extend(AdamW::plan(&layout.of_some(adams(&config.model, &config.train, &layout))));
@@ -107,7 +108,7 @@ impl Trainer {
                 plan.extend(Muon::plan(&config.model, &layout));
             }
         } else {
-            plan.extend(memory.plan_moments());
+            plan.extend(memory.plan_moments(config.train.optimizer));
         }
         let training = Training { recompute: shape.recompute, half };
         plan.extend(Runner::plan_training(&config.model, &workload, training)?);
@@ -123,6 +124,9 @@ impl Trainer {
         shape: BatchShape,
         threads: usize,
     ) -> Result<Plan, models::Error> {
+        if config.train.pieces > 0 {
+            return Trainer::plan_ranks(config, shape, threads, Place::ALONE);
+        }
         let layout = Model::layout_of(&config.model)?;
         let workload = workload(shape, threads);
         let half = config.train.precision.half();
@@ -170,6 +174,10 @@ impl Trainer {
         shape: BatchShape,
         team: &Arc<Team>,
     ) -> Result<Trainer, models::Error> {
+        if recipe.pieces > 0 {
+            let config = TrainConfig { model: model.config().clone(), train: recipe.clone() };
+            return Trainer::of_ranks(Some(model), &config, shape, team, &Shared::alone()?);
+        }
         let layout = Arc::clone(model.layout());
         let config = model.config();
         let learning = Arc::new(layout.with_room_for(|spec| config.trains(&spec.name)));
@@ -207,8 +215,9 @@ impl Trainer {
         let workload = workload(shape, team.threads());
         let half = recipe.precision.half();
         let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
-        let map = ShardMap::new(&config.model, &layout, half.is_some(), (place.rank, place.size));
-        let memory = memory_of(&map, place, mixed);
+        let pieces = recipe.pieces > 0;
+        let map = ShardMap::new(&config.model, &layout, half.is_some(), place.split(recipe));
+        let memory = memory_of(&map, place, mixed, pieces);
         let (truth, rooms) = (memory.truth()?, memory.new_rooms()?);
         let gradients = memory.new_gradients()?;
         let (model, optimizer, from) = if place.stage == Stage::Zero {
@@ -227,13 +236,14 @@ impl Trainer {
             let optimizer = AdamW::of_some(&layout, places)?;
             (model, optimizer, None)
         } else {
-            (memory.model(&config.model)?, AdamW::new(&map.shard)?, from)
+            (memory.model(&config.model)?, AdamW::new(&map.moments)?, from)
         };
         let muon = match recipe.optimizer {
             OptimizerKind::Adamw => None,
+            OptimizerKind::Muon if place.stage > Stage::Zero => Some(Muon::of_rank(&map)?),
             OptimizerKind::Muon => Some(Muon::new(&config.model, &layout)?),
         };
-        let zero = Zero::new(shared, map, (truth, rooms), (half, team));
+        let zero = Zero::new(shared, map, (truth, rooms), (half, team), pieces);
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
         let mut trainer = Trainer {
             zero: Some(zero),
@@ -311,6 +321,7 @@ impl Trainer {
         let mut small = config.clone();
         small.train.batch = 4;
         small.train.micro_batch = 4;
+        small.train.pieces = small.train.pieces.min(2);
         match &mut small.model {
             ModelConfig::Transformer(c) => {
                 (c.vocab_size, c.hidden_size, c.intermediate_size) = (64, 16, 32);
@@ -327,7 +338,8 @@ impl Trainer {
         if let Ok(mut trainer) = Trainer::new(&small, BatchShape::full(&small.train, 8), team) {
             trainer.step(&data, &[0, 1, 2, 3], 0, 1e-3);
             let (model, runner) = trainer.evaluator();
-            crate::evaluate(&mut crate::Evaluator::Network(model, runner), &data, 4, None);
+            let batch = Place::ALONE.at_once(&small.train);
+            crate::evaluate(&mut crate::Evaluator::Network(model, runner), &data, batch, None);
         }
         ledger::reset_peak();
     }
@@ -363,7 +375,9 @@ impl Trainer {
             zero.clear();
             zero.place
         });
-        let mut rounds = place.rounds(indices, self.recipe.micro_batch).peekable();
+        // Of this rank, or of each of its pieces.
+        let mut sums: Vec<Losses> = Vec::new();
+        let mut rounds = place.rounds(indices, &self.recipe).into_iter().peekable();
         while let Some((part, counts)) = rounds.next() {
             let started = Instant::now();
             self.batch.clear();
@@ -383,12 +397,23 @@ impl Trainer {
                     self.runner.train_kept(&mut self.model, zero, batch, scale, gradients)
                 }
             };
+            if sums.is_empty() || self.recipe.pieces > 0 {
+                sums.push(Losses::default());
+            }
+            let loss = losses.iter().map(|&l| f64::from(l)).sum::<f64>();
+            let rows = self.batch.rows();
+            let log_z = self.runner.log_z(rows).iter().map(|&z| f64::from(z)).sum::<f64>();
+            if let Some(zero) = &mut self.zero {
+                zero.end(&mut self.gradients);
+            }
             if !counts {
                 continue;
             }
-            report.loss_sum += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
-            let rows = self.batch.rows();
-            let log_z = self.runner.log_z(rows).iter().map(|&z| f64::from(z)).sum::<f64>();
+            if let Some([all_loss, all_log_z]) = sums.last_mut() {
+                *all_loss += loss;
+                *all_log_z += log_z / targets as f64;
+            }
+            report.loss_sum += loss;
             report.log_z += log_z / targets as f64;
             if self.zero.is_none() && !report.loss_sum.is_finite() {
                 self.broken = self.runner.first_not_finite(&self.model, rows);
@@ -399,13 +424,16 @@ impl Trainer {
         report.largest_score = self.runner.largest_score();
         let applied = match self.zero.is_some() {
             false => self.update(&team, rate, 1.0 / factor),
-            true => self.update_shared(rate, 1.0 / factor, &mut report),
+            true => self.update_shared(rate, 1.0 / factor, &sums, &mut report),
         };
+        let shared_out = self.is_shared_out();
         let weights = self.model.weights_mut();
         let mut lost = applied.lost;
-        if let Some(muon) = self.muon.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
+        let muon = self.muon.as_mut().filter(|_| !shared_out);
+        if let Some(muon) = muon.filter(|_| applied.gradient_norm.is_finite()) {
             let scales = (rate / self.recipe.learning_rate, applied.factor);
-            let more = muon.step(&team, &self.recipe, scales, weights, &self.gradients);
+            let gradients = added_up(self.zero.as_ref(), &self.gradients);
+            let more = muon.step(&team, &self.recipe, scales, weights, gradients);
             lost = lost.map(|lost| lost + more);
         }
         if let Some(average) = self.average.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
@@ -431,16 +459,20 @@ impl Trainer {
     }
 
     /// The same with the gradients of all ranks; the report's sums become those of all.
-    fn update_shared(&mut self, rate: f64, scale: f32, report: &mut StepReport) -> Applied {
+    fn update_shared(
+        &mut self,
+        rate: f64,
+        scale: f32,
+        sums: &[Losses],
+        report: &mut StepReport,
+    ) -> Applied {
         let mut none = Applied { gradient_norm: f64::NAN, factor: 0.0, clipped: false, lost: None };
         let Some(zero) = &mut self.zero else { return none };
-        zero.drain(&mut self.gradients);
         if scale != 1.0 {
             zero.scale(&mut self.gradients, scale);
         }
         let score = report.largest_score.map_or(f64::NEG_INFINITY, f64::from);
-        let own = Sums { loss: report.loss_sum, log_z: report.log_z, squares: 0.0, score };
-        let all = zero.agree(own, &self.gradients);
+        let all = zero.agree(sums, score, &self.gradients);
         (report.loss_sum, report.log_z) = (all.loss, all.log_z);
         report.largest_score = report.largest_score.map(|_| all.score as f32);
         // A loss that is no number leaves no gradient that is one.
@@ -451,11 +483,13 @@ impl Trainer {
         }
         let weights = self.model.weights_mut();
         if zero.place.stage == Stage::Zero {
-            let how = (&self.recipe, rate, norm);
-            return self.optimizer.step_of_norm(self.runner.team(), how, weights, &self.gradients);
+            let (how, gradients) =
+                ((&self.recipe, rate, norm), zero.own_gradients(&self.gradients));
+            return self.optimizer.step_of_norm(self.runner.team(), how, weights, gradients);
         }
         let how = (&self.recipe, rate, norm);
-        let mut applied = zero.optimize(&mut self.optimizer, how, weights, &self.gradients);
+        let optimizers = (&mut self.optimizer, self.muon.as_mut());
+        let mut applied = zero.optimize(optimizers, how, weights, &self.gradients);
         if norm.is_finite() {
             zero.publish(weights);
             if let Some(own) = applied.lost {
@@ -507,7 +541,7 @@ impl Trainer {
     }
 
     /// Mean loss over a side: its sum and its targets, those of all ranks together.
-    pub(crate) fn validate(&mut self, data: &dyn Sequences) -> crate::Tally {
+    pub(crate) fn validate(&mut self, data: &dyn Sequences) -> Tally {
         let place = self.zero.as_ref().map_or(Place::ALONE, |zero| zero.place);
         let batch = place.at_once(&self.recipe);
         let Some(zero) = &mut self.zero else {
@@ -515,13 +549,21 @@ impl Trainer {
             return evaluate(evaluator, data, batch, None).total;
         };
         let evaluator = &mut Evaluator::Kept(&mut self.model, &mut self.runner, zero);
-        let own = evaluate_turns(evaluator, data, batch, None, place).total;
-        let mut all = crate::Tally::default();
-        for said in zero.tell(&[own.tokens as f64, own.nll, own.correct as f64]) {
-            let [tokens, nll, correct] = said[..] else { continue };
-            all.tokens += tokens as u64;
-            all.nll += nll;
-            all.correct += correct as u64;
+        // With pieces the sum is one over batches in their order, which ranks take turns at.
+        let own = match self.recipe.pieces > 0 {
+            true => evaluate_parts(evaluator, data, batch, place),
+            false => vec![evaluate_turns(evaluator, data, batch, None, place).total],
+        };
+        let words = |own: &Tally| [own.tokens as f64, own.nll, own.correct as f64];
+        let told = zero.tell(&own.iter().flat_map(words).collect::<Vec<f64>>());
+        let mut all = Tally::default();
+        for turn in 0..own.len() {
+            for said in &told {
+                let Some([tokens, nll, correct]) = said.as_chunks().0.get(turn) else { continue };
+                all.tokens += *tokens as u64;
+                all.nll += nll;
+                all.correct += *correct as u64;
+            }
         }
         all
     }
@@ -581,8 +623,13 @@ impl Trainer {
 
     /// The gradients of the last step.
     pub fn gradients(&self) -> &Parameters {
-        &self.gradients
+        added_up(self.zero.as_ref(), &self.gradients)
     }
+}
+
+/// What a step's gradients have been added up to.
+fn added_up<'a>(zero: Option<&'a Zero>, gradients: &'a Parameters) -> &'a Parameters {
+    zero.map_or(gradients, |zero| zero.own_gradients(gradients))
 }
 
 /// Values of a model's parameter from value `at` on.

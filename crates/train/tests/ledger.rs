@@ -1,10 +1,14 @@
 //! What is predicted is what is allocated: alone in its process, so that the books are its own.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kernels::Team;
 use ledger::{Account, snapshot};
 use models::*;
+use ranks::Ranks;
 use std::sync::Arc;
-use train::{BatchShape, OptimizerKind, Precision, Recipe, TrainConfig, Trainer};
+use train::{
+    BatchShape, OptimizerKind, Place, Precision, Recipe, Shared, Stage, TrainConfig, Trainer,
+};
 
 #[test]
 fn the_plan_is_what_is_charged() {
@@ -34,16 +38,18 @@ fn the_plan_is_what_is_charged() {
     ];
     for model in models {
         let (adamw, muon) = (OptimizerKind::Adamw, OptimizerKind::Muon);
-        for (threads, recompute, optimizer, precision) in [
-            (1, Recompute::None, adamw, Precision::F32),
-            (3, Recompute::None, muon, Precision::F32),
-            (2, Recompute::Attention, adamw, Precision::F32),
-            (2, Recompute::Layer, muon, Precision::F32),
-            (2, Recompute::None, adamw, Precision::Bf16),
-            (2, Recompute::Attention, muon, Precision::Bf16),
-            (1, Recompute::Layer, adamw, Precision::F16),
+        for (threads, recompute, optimizer, precision, pieces) in [
+            (1, Recompute::None, adamw, Precision::F32, 0),
+            (3, Recompute::None, muon, Precision::F32, 0),
+            (2, Recompute::Attention, adamw, Precision::F32, 0),
+            (2, Recompute::Layer, muon, Precision::F32, 0),
+            (2, Recompute::None, adamw, Precision::Bf16, 0),
+            (2, Recompute::Attention, muon, Precision::Bf16, 0),
+            (1, Recompute::Layer, adamw, Precision::F16, 0),
+            (1, Recompute::None, adamw, Precision::F32, 8),
+            (2, Recompute::None, muon, Precision::Bf16, 4),
         ] {
-            let train = Recipe { optimizer, precision, ..Recipe::default() };
+            let train = Recipe { optimizer, precision, pieces, ..Recipe::default() };
             let config = TrainConfig { model: model.clone(), train };
             if config.check_recipe().is_err() {
                 assert!(precision != Precision::F32);
@@ -69,7 +75,7 @@ fn the_plan_is_what_is_charged() {
                 [Account::Weights, Account::Master, Account::Gradients, Account::Optimizer];
             let adapts = matches!(&model, ModelConfig::Transformer(c) if c.lora.is_some());
             // Muon has one buffer a matrix, and what is frozen has neither gradient nor moments.
-            let whole = optimizer == adamw && !adapts;
+            let whole = optimizer == adamw && !adapts && pieces == 0;
             for (account, bytes) in accounts.into_iter().zip(state).filter(|_| whole) {
                 let right = (bytes * values).next_multiple_of(4);
                 assert_eq!(books.current[account as usize], right, "{}", account.name());
@@ -86,5 +92,49 @@ fn the_plan_is_what_is_charged() {
             assert_eq!(books.iter().sum::<u64>(), kept);
             drop(model);
         }
+    }
+    ranks_hold_what_is_planned();
+}
+
+/// All ranks of one process together, with pieces and without.
+fn ranks_hold_what_is_planned() {
+    let model =
+        TransformerConfig { tie_word_embeddings: true, ..TransformerConfig::email(500, 64) };
+    for (stage, precision, (pieces, optimizer)) in Stage::ALL.into_iter().flat_map(|stage| {
+        let both = [Precision::F32, Precision::Bf16].into_iter();
+        let kinds =
+            [(0, OptimizerKind::Adamw), (4, OptimizerKind::Adamw), (4, OptimizerKind::Muon)];
+        both.flat_map(move |precision| kinds.map(|kind| (stage, precision, kind)))
+    }) {
+        let model = ModelConfig::Transformer(model.clone());
+        let train = Recipe { precision, pieces, optimizer, ..Recipe::default() };
+        let config = TrainConfig { model, train };
+        let shape = BatchShape::full(&config.train, 65);
+        let plan = |rank| {
+            let place = Place { rank, size: 2, stage };
+            Trainer::plan_ranks(&config, shape, 1, place).unwrap()
+        };
+        let plans = [plan(0), plan(1)];
+        std::thread::scope(|scope| {
+            for ranks in Ranks::threads(2).unwrap() {
+                let (config, plans) = (&config, &plans);
+                scope.spawn(move || {
+                    let shared = Shared { ranks: Arc::new(ranks), stage };
+                    let team = Arc::new(Team::new(1));
+                    let trainer = Trainer::of_ranks(None, config, shape, &team, &shared).unwrap();
+                    shared.ranks.barrier().unwrap();
+                    let books = snapshot();
+                    for account in Account::ALL {
+                        let predicted: u64 = plans.iter().map(|plan| plan.of(account)).sum();
+                        let what =
+                            format!("{} of {stage:?} {precision:?} {pieces}", account.name());
+                        assert_eq!(predicted, books.current[account as usize], "{what}");
+                    }
+                    shared.ranks.barrier().unwrap();
+                    drop(trainer);
+                    shared.ranks.finish();
+                });
+            }
+        });
     }
 }

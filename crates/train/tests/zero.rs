@@ -132,15 +132,26 @@ fn what_is_computed_again_changes_no_bit_and_pairs_of_stages_agree_on_small_piec
 }
 
 #[test]
-fn muon_learns_on_ranks_that_share_nothing_out() {
-    let mut config = config(Precision::F32, true);
-    config.train.optimizer = OptimizerKind::Muon;
-    let alone = one_process(&config);
-    for (own, right) in steps(&config, 2, Stage::Zero, Recompute::None)[1].0.iter().zip(&alone) {
-        assert!((own.loss_sum - right.loss_sum).abs() < 1e-5 * right.loss_sum);
+fn muon_shares_out_whole_matrices_with_the_bits_of_stage_0() {
+    for (precision, near) in [(Precision::F32, 1e-5), (Precision::Bf16, 1e-2)] {
+        let mut config = config(precision, true);
+        config.train.optimizer = OptimizerKind::Muon;
+        let alone = one_process(&config);
+        for size in [2, 4] {
+            let zero = steps(&config, size, Stage::Zero, Recompute::None);
+            let right = bits(&zero[0].0);
+            for (own, right) in zero[1].0.iter().zip(&alone) {
+                assert!((own.loss_sum - right.loss_sum).abs() < near * right.loss_sum);
+            }
+            let lost = |steps: &Steps| steps.iter().map(|s| s.lost_share).collect::<Vec<_>>();
+            for stage in [Stage::One, Stage::Two, Stage::Three] {
+                for (own, _) in steps(&config, size, stage, Recompute::None) {
+                    assert_eq!(bits(&own), right, "{precision:?} {size} ranks, {stage:?}");
+                    assert_eq!(lost(&own), lost(&zero[0].0));
+                }
+            }
+        }
     }
-    let place = Place { rank: 0, size: 2, stage: Stage::One };
-    assert!(place.check(&config).unwrap_err().to_string().contains("Muon"));
 }
 
 #[test]
@@ -185,6 +196,17 @@ fn layers_in_a_cycle_learn_where_gradients_are_whole() {
     assert!(place.check(&config).unwrap_err().to_string().contains("layers with the same weights"));
     config.train.average = 0.9;
     assert!(place.check(&config).unwrap_err().to_string().contains("an average of weights"));
+}
+
+#[test]
+fn a_recurrent_network_is_packed_when_its_weights_have_come() {
+    // Stage 3 packed what stood in their place before.
+    let train = config(Precision::F32, false).train;
+    let config = TrainConfig { model: ModelConfig::Rnn(RnnConfig::email(96)), train };
+    let right = bits(&steps(&config, 2, Stage::Zero, Recompute::None)[0].0);
+    for stage in [Stage::One, Stage::Two, Stage::Three] {
+        assert_eq!(bits(&steps(&config, 2, stage, Recompute::None)[1].0), right, "{stage:?}");
+    }
 }
 
 #[test]

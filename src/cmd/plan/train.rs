@@ -95,6 +95,9 @@ pub struct TrainArgs {
     /// Batches that an optimizer step adds up
     #[arg(long, value_name = "N", default_value_t = 1)]
     accumulate: u64,
+    /// Each of them is a piece (train --pieces, of --accumulate times --ranks)
+    #[arg(long)]
+    pieces: bool,
     /// What the backward pass computes again: none, attention or block
     #[arg(long, value_name = "WORD", value_parser = recompute, default_value = "none")]
     recompute: Recompute,
@@ -332,6 +335,7 @@ fn ask_of(args: &TrainArgs, own: bool, longest: Option<usize>) -> TrainAsk {
         batch: args.batch,
         length: args.length.unwrap_or(LENGTH.min(limit)),
         accumulate: args.accumulate,
+        pieces: args.pieces,
         recompute: args.recompute,
         attention: match args.attention {
             AttentionName::Tiled => Attention::Tiled,

@@ -391,11 +391,12 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
         }
         lora::freeze(init, asked)?;
     }
-    let config = match (&init, &data) {
+    let mut config = match (&init, &data) {
         (Some(init), _) => config_of(args, init)?,
         (None, Some(data)) => config(args, data)?,
         (None, None) => return Err(CliError::input("no --data and no --init")),
     };
+    args.company.apply(&mut config.train);
     let summary = match (&config.model, &data) {
         (ModelConfig::Ngram(_), _) if rank.is_some() => {
             return Err(CliError::input("a count model is made by one process: leave --zero away"));

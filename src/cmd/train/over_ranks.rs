@@ -30,9 +30,20 @@ pub struct RankArgs {
     /// Train by so many ranks in this process, each a thread with workers of its own
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
+    /// Compute each step in so many pieces of the batch, one at once, and add their gradients up one
+    /// after another: any number of ranks that divides them gives the same bits, one process too
+    #[arg(long, value_name = "P")]
+    pub pieces: Option<NonZeroUsize>,
     /// Refuse to start where other than so many ranks came up
     #[arg(long, value_name = "N")]
     pub expect_ranks: Option<usize>,
+}
+
+impl RankArgs {
+    /// Puts what was given over a recipe.
+    pub fn apply(&self, recipe: &mut train::Recipe) {
+        recipe.pieces = self.pieces.map_or(recipe.pieces, NonZeroUsize::get);
+    }
 }
 
 /// Reads 0 to 3.
@@ -282,13 +293,18 @@ impl Company {
     fn formula(&self, config: &TrainConfig) -> (u64, u64) {
         let parameters = models::Model::count_parameters(&config.model).unwrap_or(0) as u64;
         let word = if config.train.precision.half().is_some() { 2 } else { 4 };
+        let pieces = config.train.pieces;
         let rounds = {
             let own = config.train.batch / self.place.size;
-            own.div_ceil(config.train.micro_batch) as u64
+            match pieces {
+                0 => own.div_ceil(config.train.micro_batch) as u64,
+                pieces => (pieces / self.place.size) as u64,
+            }
         };
+        let reduced = if pieces > 0 { rounds } else { 1 };
         let each = match self.place.stage {
-            Stage::Zero => 8,
-            Stage::One => 4 + word,
+            Stage::Zero => 4 * reduced + 4,
+            Stage::One => 4 * reduced + word,
             Stage::Two => 4 * rounds + word,
             Stage::Three => (4 + 2 * word) * rounds,
         };

@@ -1,6 +1,8 @@
 //! The buffers of a rank: the list that predicts them allocates them.
 
 use super::{Place, ShardMap, Stage};
+use crate::config::OptimizerKind;
+use crate::muon::Muon;
 use crate::optimizer::AdamW;
 use ledger::{Account, Buffer, Plan, Spec};
 use models::{Model, ModelConfig, Residence};
@@ -15,7 +17,8 @@ pub(crate) struct Truth {
     pub(crate) master: Option<Parameters>,
     /// Their 16 bits, at stage 3.
     pub(crate) bits: Option<Buffer<f32>>,
-    /// Its blocks of the gradient, from stage 2 on.
+    /// What a step has added up: its blocks of the gradient, from stage 2 on; where gradients are added
+    /// up in pieces, at every stage, and all of it at stage 0.
     pub(crate) gradients: Option<Parameters>,
 }
 
@@ -53,6 +56,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) map: &'a ShardMap,
     pub(crate) place: Place,
     pub(crate) mixed: Option<Mixed>,
+    /// Whether gradients are added up in pieces.
+    pub(crate) pieces: bool,
 }
 
 impl Memory<'_> {
@@ -78,7 +83,7 @@ impl Memory<'_> {
     }
 
     fn gradients(&self) -> (Line, &Arc<Layout>) {
-        match self.place.stage < Stage::Two {
+        match self.place.stage < Stage::Two && !self.pieces {
             true => (line("gradients", Account::Gradients), &self.map.resident),
             false => (line("gradients of a unit", Account::Workspace), &self.map.window),
         }
@@ -98,16 +103,27 @@ impl Memory<'_> {
         held.then(|| Spec::new("own 16-bit weights", Account::Weights, len))
     }
 
-    fn own_gradients(&self) -> Option<Line> {
-        (self.place.stage >= Stage::Two).then(|| line("own gradients", Account::Gradients))
+    fn own_gradients(&self) -> Option<(Line, &Arc<Layout>)> {
+        match self.place.stage {
+            stage if stage.shares_gradients(self.pieces) => {
+                Some((line("own gradients", Account::Gradients), &self.map.shard))
+            }
+            _ if self.pieces => Some((line("gradients", Account::Gradients), &self.map.resident)),
+            _ => None,
+        }
     }
 
     fn rooms(&self) -> [Spec; 2] {
         let largest = self.map.largest();
         let words = self.mixed.map_or(largest, |_| largest.div_ceil(2));
         let gathers = if self.place.stage == Stage::Zero { 0 } else { words };
+        let reduced = match (self.pieces, self.place.is_alone()) {
+            (false, _) => largest,
+            (true, false) => self.map.largest_with_own(self.place),
+            (true, true) => 0,
+        };
         let spec = |name: &str, len| Spec::new(name, Account::Communication, len);
-        [spec("parameters on their way", gathers), spec("gradients on their way", largest)]
+        [spec("parameters on their way", gathers), spec("gradients on their way", reduced)]
     }
 
     /// All but the optimizer's, and what computation works with.
@@ -128,15 +144,19 @@ impl Memory<'_> {
         }
         let (gradients, layout) = self.gradients();
         gradients.plan(&mut plan, layout);
-        let own = [self.master(), self.own_gradients()];
-        own.iter().flatten().for_each(|line| line.plan(&mut plan, &self.map.shard));
+        self.master().iter().for_each(|line| line.plan(&mut plan, &self.map.shard));
+        self.own_gradients().iter().for_each(|(line, layout)| line.plan(&mut plan, layout));
         self.bits().iter().chain(&self.rooms()).for_each(|spec| plan.add(spec));
         plan
     }
 
-    /// The moments, from stage 1 on.
-    pub(crate) fn plan_moments(&self) -> Plan {
-        AdamW::plan(&self.map.shard)
+    /// The moments, from stage 1 on, and Muon's momentum where it changes matrices.
+    pub(crate) fn plan_moments(&self, optimizer: OptimizerKind) -> Plan {
+        let mut plan = AdamW::plan(&self.map.moments);
+        if optimizer == OptimizerKind::Muon {
+            plan.extend(Muon::plan_rank(self.map));
+        }
+        plan
     }
 
     /// A model whose weights are read as this stage has them, from stage 1 on.
@@ -158,11 +178,12 @@ impl Memory<'_> {
     }
 
     pub(crate) fn truth(&self) -> Result<Truth, ledger::Error> {
-        let own = |line: Option<Line>| line.map(|line| line.zeros(&self.map.shard)).transpose();
+        let master = self.master().map(|line| line.zeros(&self.map.shard));
+        let gradients = self.own_gradients().map(|(line, layout)| line.zeros(layout));
         Ok(Truth {
-            master: own(self.master())?,
+            master: master.transpose()?,
             bits: self.bits().map(|spec| Buffer::new(&spec)).transpose()?,
-            gradients: own(self.own_gradients())?,
+            gradients: gradients.transpose()?,
         })
     }
 

@@ -9,13 +9,14 @@ mod map;
 mod memory;
 mod shared;
 
-pub(crate) use map::{Piece, ShardMap};
+pub(crate) use map::{Piece, ShardMap, Split};
 pub(crate) use memory::Truth;
-pub(crate) use shared::{Sums, Zero, memory_of};
+pub(crate) use shared::{Losses, Zero, memory_of};
 
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
+use ledger::Account;
 use models::ModelConfig;
-use ranks::{Lost, Ranks};
+use ranks::{Lost, Ranks, StartError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -41,6 +42,12 @@ impl Stage {
     /// 0 to 3.
     pub fn number(self) -> u8 {
         self as u8
+    }
+
+    /// Whether a rank holds its blocks of the gradient alone: with pieces from stage 1 on, because
+    /// each piece leaves as it is computed.
+    pub(crate) fn shares_gradients(self, pieces: bool) -> bool {
+        self >= Stage::Two || (pieces && self == Stage::One)
     }
 }
 
@@ -91,6 +98,21 @@ impl Shared {
         }
     }
 
+    /// One process that takes a step by pieces as ranks do.
+    pub(crate) fn alone() -> Result<Shared, ledger::Error> {
+        let failed = |error: StartError| ledger::Error {
+            name: "the courier of one rank".to_owned(),
+            account: Account::Communication,
+            bytes: Ranks::plan(1).total(),
+            source: match error {
+                StartError::Thread(source) => source,
+                other => std::io::Error::other(other),
+            },
+        };
+        let ranks = Ranks::threads(1).map_err(failed)?.swap_remove(0);
+        Ok(Shared { ranks: Arc::new(ranks), stage: Stage::Zero })
+    }
+
     /// Its place.
     pub fn place(&self) -> Place {
         Place { rank: self.ranks.rank(), size: self.ranks.size(), stage: self.stage }
@@ -123,6 +145,49 @@ pub enum ShareError {
         ranks: usize,
         /// A batch that would do.
         nearest: usize,
+    },
+    /// Pieces and the batch.
+    #[error(
+        "pieces is {pieces}, which does not divide a batch of {batch}: all pieces of a step have as many \
+         sequences; the nearest batch that it divides is {nearest}"
+    )]
+    Pieces {
+        /// Pieces a step.
+        pieces: usize,
+        /// Sequences a step.
+        batch: usize,
+        /// A batch that would do.
+        nearest: usize,
+    },
+    /// Pieces and ranks.
+    #[error(
+        "pieces is {pieces}, which {ranks} ranks do not divide: each computes as many of them; give a \
+         multiple of {ranks}"
+    )]
+    PiecesOfRanks {
+        /// Pieces a step.
+        pieces: usize,
+        /// Ranks.
+        ranks: usize,
+    },
+    /// Pieces that are not computed at once.
+    #[error(
+        "pieces is {pieces}: a piece of {of} sequences is computed at once, but micro_batch is \
+         {micro_batch}; give more pieces, or a micro_batch of {of}"
+    )]
+    PieceTooLarge {
+        /// Pieces a step.
+        pieces: usize,
+        /// Sequences of one.
+        of: usize,
+        /// Sequences that may be computed at once.
+        micro_batch: usize,
+    },
+    /// Something that pieces cannot do.
+    #[error("{what} is not trained in pieces; leave pieces away")]
+    NotInPieces {
+        /// What was asked for.
+        what: &'static str,
     },
     /// Something that only one process does.
     #[error("{what} is trained by one process alone, not by {ranks} ranks{hint}")]
@@ -160,12 +225,13 @@ impl Place {
     /// # Errors
     /// What they do not divide, or do not do.
     pub fn check(&self, config: &TrainConfig) -> Result<(), ShareError> {
+        self.check_pieces(config)?;
         let (batch, ranks) = (config.train.batch, self.size);
         if ranks == 1 {
             return Ok(());
         }
         if !batch.is_multiple_of(ranks) {
-            let nearest = ((batch + ranks / 2) / ranks).max(1) * ranks;
+            let nearest = nearest_multiple(batch, ranks);
             return Err(ShareError::Batch { batch, ranks, nearest });
         }
         let alone = |what, hint| Err(ShareError::Alone { what, ranks, hint });
@@ -183,16 +249,51 @@ impl Place {
             let hint = "; their gradients come from several layers: give --zero 0 or 1";
             return alone("layers with the same weights", hint);
         }
-        if config.train.optimizer == OptimizerKind::Muon && self.stage > Stage::Zero {
-            let hint = "; Muon turns whole matrices: give --zero 0, or --optimizer adamw";
-            return alone("a share of Muon's state", hint);
-        }
         Ok(())
+    }
+
+    /// The same of the recipe's pieces, where it has any.
+    fn check_pieces(&self, config: &TrainConfig) -> Result<(), ShareError> {
+        let Recipe { batch, pieces, micro_batch, average, .. } = config.train;
+        if pieces == 0 {
+            return Ok(());
+        }
+        if !batch.is_multiple_of(pieces) {
+            let nearest = nearest_multiple(batch, pieces);
+            return Err(ShareError::Pieces { pieces, batch, nearest });
+        }
+        if !pieces.is_multiple_of(self.size) {
+            return Err(ShareError::PiecesOfRanks { pieces, ranks: self.size });
+        }
+        let of = batch / pieces;
+        if micro_batch < of {
+            return Err(ShareError::PieceTooLarge { pieces, of, micro_batch });
+        }
+        let what = match average > 0.0 {
+            true => "an average of weights",
+            false if config.model.shares_layers() => "a network with layers of the same weights",
+            false => return Ok(()),
+        };
+        Err(ShareError::NotInPieces { what })
+    }
+
+    /// Whether there are no others.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.size == 1 && self.stage == Stage::Zero
+    }
+
+    /// Whose parts of units it has.
+    pub(crate) fn split(&self, recipe: &Recipe) -> Split {
+        let cuts = if recipe.pieces > 0 { recipe.pieces } else { self.size };
+        let muon = recipe.optimizer == OptimizerKind::Muon;
+        Split { rank: self.rank, size: self.size, cuts, muon }
     }
 
     /// Sequences that a rank computes at once.
     pub(crate) fn at_once(&self, recipe: &Recipe) -> usize {
-        recipe.micro_batch.min(recipe.batch.div_ceil(self.size)).max(1)
+        let piece = recipe.batch.checked_div(recipe.pieces);
+        let own = || recipe.micro_batch.min(recipe.batch.div_ceil(self.size));
+        piece.unwrap_or_else(own).max(1)
     }
 
     /// What this rank computes where ranks take turns at `parts`: as many as each other rank, where
@@ -204,28 +305,32 @@ impl Place {
             .collect()
     }
 
-    /// This rank's part of a step's sequences: neighbours, so that all ranks' parts in their order
-    /// are the batch.
-    pub(crate) fn share<'a>(&self, indices: &'a [u32]) -> &'a [u32] {
-        let at = |rank: usize| rank * indices.len() / self.size;
-        &indices[at(self.rank)..at(self.rank + 1)]
-    }
-
-    /// This rank's part in pieces that are computed at once; as many pieces as the rank with most
-    /// of them has, where a rank that has fewer computes the batch's first sequence for nothing.
-    pub(crate) fn rounds<'a>(
-        &self,
-        indices: &'a [u32],
-        micro_batch: usize,
-    ) -> impl Iterator<Item = (&'a [u32], bool)> + use<'a> {
+    /// What this rank computes of a step's sequences, a part at once. As many parts as the rank with
+    /// most of them has; where one has fewer, it computes the batch's first sequence for nothing.
+    ///
+    /// Without pieces a rank has neighbours, so that all ranks' parts in their order are the batch. With
+    /// pieces a part is a piece, and ranks take turns at them.
+    pub(crate) fn rounds<'a>(&self, indices: &'a [u32], recipe: &Recipe) -> Vec<(&'a [u32], bool)> {
+        let counted = |part: &'a [u32]| match part {
+            [] => (&indices[..1], false),
+            part => (part, true),
+        };
+        if recipe.pieces > 0 {
+            let at = |piece: usize| piece * indices.len() / recipe.pieces;
+            let own = (self.rank..recipe.pieces).step_by(self.size);
+            return own.map(|piece| counted(&indices[at(piece)..at(piece + 1)])).collect();
+        }
+        let share = |rank: usize| rank * indices.len() / self.size;
+        let own = &indices[share(self.rank)..share(self.rank + 1)];
         let longest = indices.len().div_ceil(self.size);
-        let own = self.share(indices);
-        (0..longest.div_ceil(micro_batch)).map(move |round| {
-            let at = |round: usize| (round * micro_batch).min(own.len());
-            match &own[at(round)..at(round + 1)] {
-                [] => (&indices[..1], false),
-                part => (part, true),
-            }
-        })
+        let micro_batch = recipe.micro_batch.max(1);
+        let at = |round: usize| (round * micro_batch).min(own.len());
+        let rounds = 0..longest.div_ceil(micro_batch);
+        rounds.map(|round| counted(&own[at(round)..at(round + 1)])).collect()
     }
+}
+
+/// The multiple of `of` that is nearest to `number`, but for none.
+fn nearest_multiple(number: usize, of: usize) -> usize {
+    ((number + of / 2) / of).max(1) * of
 }

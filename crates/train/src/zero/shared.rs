@@ -3,11 +3,16 @@
 //! Buffers go to the courier and come back by ownership, so nothing is read while it is written. The
 //! next unit's parameters are on their way while a unit is computed, and so are the last one's
 //! gradients.
+//!
+//! With pieces every piece's gradient leaves unit by unit and is added up onto those before it, in the
+//! order of pieces: ranks compute neighbours in the same round, so a round is a run of that order, and
+//! the sum is one chain whatever the number of ranks.
 
-use super::map::UnitMap;
+use super::map::{OwnMatrix, UnitMap};
 use super::memory::{Memory, Rooms};
 use super::{Place, ShardMap, Shared, Stage, Truth};
 use crate::config::Recipe;
+use crate::muon::{MatrixSpot, Muon};
 use crate::optimizer::{AdamW, Applied, Spot, decay_of};
 use kernels::{HalfKind, Team};
 use ledger::Buffer;
@@ -15,7 +20,7 @@ use models::{Keeper, Model};
 use ranks::{Collective, Lost, Pending, Ranks};
 use std::ops::Range;
 use std::sync::Arc;
-use tensor::{ParameterSpec, Parameters};
+use tensor::{Layout, ParameterSpec, Parameters};
 
 /// What a rank of several keeps beside its model.
 pub(crate) struct Zero {
@@ -25,24 +30,30 @@ pub(crate) struct Zero {
     half: Option<HalfKind>,
     team: Arc<Team>,
     truth: Truth,
-    /// Where the optimizer finds what it changes, from stage 1 on.
+    /// Where what an optimizer changes is, piece by piece, from stage 1 on.
     spots: Vec<Spot>,
+    /// Those of AdamW.
+    adams: Vec<Spot>,
+    /// Muon's matrices.
+    muons: Vec<MatrixSpot>,
     /// Which unit stands where units take turns.
     holds: Vec<Option<usize>>,
     /// Here, or with the courier.
     gather_room: Option<Buffer<f32>>,
     coming: Option<(usize, Pending)>,
     reduce_room: Option<Buffer<f32>>,
-    leaving: Option<(usize, Pending)>,
+    leaving: Option<Leaving>,
     /// Whether this is the step's last batch, after which gradients are whole.
     last: bool,
+    /// Whether gradients are added up in pieces.
+    pieces: bool,
     lost: Option<Lost>,
     said: f64,
     heard: f64,
 }
 
-/// What ranks tell each other of a step. All are added up in the order of ranks but for the largest
-/// score and the signal.
+/// What ranks tell each other of a step. All are added up in the order of ranks, or of pieces, but for
+/// the largest score and the signal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
     /// Losses of real targets, nats.
@@ -55,19 +66,35 @@ pub(crate) struct Sums {
     pub(crate) score: f64,
 }
 
+/// A loss, nats, and a mean of log Σ e^z: of a rank, or of one of its pieces.
+pub(crate) type Losses = [f64; 2];
+
+/// Gradients on their way.
+struct Leaving {
+    unit: usize,
+    /// Whether all of the unit comes back, not this rank's block alone.
+    whole: bool,
+    pending: Pending,
+}
+
 impl Zero {
     pub(crate) fn new(
         shared: &Shared,
         map: ShardMap,
         memory: (Truth, Rooms),
         (half, team): (Option<HalfKind>, &Arc<Team>),
+        pieces: bool,
     ) -> Zero {
         let place = shared.place();
         let (truth, rooms) = memory;
+        let spots = spots(&map, place, half, pieces);
+        let (adams, muons) = (adams(&map, &spots), muons(&map, &spots));
         let turns = map.units.iter().map(|unit| unit.turn + 1).max().unwrap_or(0);
         Zero {
             ranks: Arc::clone(&shared.ranks),
-            spots: spots(&map, place, half),
+            spots,
+            adams,
+            muons,
             holds: vec![None; turns],
             place,
             map,
@@ -79,6 +106,7 @@ impl Zero {
             reduce_room: Some(rooms.reduce),
             leaving: None,
             last: false,
+            pieces,
             lost: None,
             said: 0.0,
             heard: 0.0,
@@ -107,6 +135,25 @@ impl Zero {
     fn parts(&self, unit: usize) -> &Arc<[Range<usize>]> {
         let unit = &self.map.units[unit];
         if self.half.is_some() { &unit.half_parts } else { &unit.parts }
+    }
+
+    fn shares_gradients(&self) -> bool {
+        self.place.stage.shares_gradients(self.pieces)
+    }
+
+    /// Whether each batch's gradients leave by themselves.
+    fn by_unit(&self) -> bool {
+        self.pieces || self.shares_gradients()
+    }
+
+    /// Where this rank's block of a unit stands in the sums.
+    fn own_sums(&self, unit: &UnitMap) -> Range<usize> {
+        let own = self.own(unit);
+        let at = match self.shares_gradients() {
+            true => unit.shard_at,
+            false => unit.resident_at + own.start,
+        };
+        at..at + own.len()
     }
 
     fn own(&self, unit: &UnitMap) -> Range<usize> {
@@ -202,34 +249,47 @@ impl Zero {
 
     /// Takes in gradients that have come back.
     fn absorb(&mut self, gradients: &mut Parameters) {
-        let Some((unit, pending)) = self.leaving.take() else { return };
+        let Some(Leaving { unit, whole, pending }) = self.leaving.take() else { return };
         let Some(room) = self.wait(pending) else { return };
         let unit = &self.map.units[unit];
-        let (own, at) = (self.own(unit), unit.resident_at);
+        let (own, sums) = (self.own(unit), self.own_sums(unit));
         match &mut self.truth.gradients {
-            Some(shard) => {
-                let place = unit.shard_at..unit.shard_at + own.len();
-                kernels::add_assign(&self.team, &mut shard.flat_mut()[place], &room[own]);
+            Some(shard) if !self.pieces => {
+                kernels::add_assign(&self.team, &mut shard.flat_mut()[sums], &room[own]);
             }
-            None => {
-                let changed = if self.place.stage == Stage::Zero { 0..unit.len } else { own };
-                let place = at + changed.start..at + changed.end;
-                kernels::copy(&self.team, &room[changed], &mut gradients.flat_mut()[place]);
+            held => {
+                let held = held.as_mut().unwrap_or(gradients);
+                let (from, to) = match whole {
+                    true => (0..unit.len, unit.resident_at..unit.resident_at + unit.len),
+                    false => (own, sums),
+                };
+                kernels::copy(&self.team, &room[from], &mut held.flat_mut()[to]);
             }
         }
         self.reduce_room = Some(room);
     }
 
-    /// Sees that all gradients have come back, vectors too.
-    pub(crate) fn drain(&mut self, gradients: &mut Parameters) {
-        self.absorb(gradients);
+    /// After a batch: sees that what must have come back has.
+    pub(crate) fn end(&mut self, gradients: &mut Parameters) {
+        if self.last {
+            self.absorb(gradients);
+        }
+        if self.map.vectors_len == 0 || !(self.last || self.pieces) {
+            return;
+        }
+        match self.pieces {
+            false => self.reduce_vectors(gradients),
+            true => self.reduce_vectors_onto(gradients),
+        }
+    }
+
+    /// Adds up the vectors' gradients of all ranks.
+    fn reduce_vectors(&mut self, gradients: &mut Parameters) {
+        let Some(mut room) = self.reduce_room.take() else { return };
         let len = self.map.vectors_len;
-        let Some(mut room) = self.reduce_room.take_if(|_| len > 0) else { return };
         let vectors = self.map.vectors_of(gradients.layout());
         kernels::copy(&self.team, &gradients.flat()[vectors.clone()], &mut room[..len]);
-        let block = len.div_ceil(self.place.size);
-        let part = |i: usize| (i * block).min(len)..((i + 1) * block).min(len);
-        let pending = self.ranks.all_reduce(room, &(0..self.place.size).map(part).collect());
+        let pending = self.ranks.all_reduce(room, &self.map.vector_parts(self.place));
         let Some(room) = self.wait(pending) else { return };
         kernels::copy(&self.team, &room[..len], &mut gradients.flat_mut()[vectors]);
         if let Some(own) = &mut self.truth.gradients {
@@ -239,8 +299,36 @@ impl Zero {
         self.reduce_room = Some(room);
     }
 
+    /// Adds the vectors' gradients of a round of pieces onto those before.
+    fn reduce_vectors_onto(&mut self, gradients: &mut Parameters) {
+        self.absorb(gradients);
+        let vectors = self.map.vectors_of(gradients.layout());
+        let Some(held) = &mut self.truth.gradients else { return };
+        let sums = self.map.vectors_of(held.layout());
+        let (sums, piece) = (&mut held.flat_mut()[sums], &mut gradients.flat_mut()[vectors]);
+        if self.place.is_alone() {
+            kernels::add_assign(&self.team, sums, piece);
+        } else {
+            let Some(mut room) = self.reduce_room.take() else { return };
+            let len = piece.len();
+            let parts = self.map.vector_parts(self.place);
+            let own = parts[self.place.rank].clone();
+            kernels::copy(&self.team, piece, &mut room[..len]);
+            kernels::copy(&self.team, &sums[own.clone()], &mut room[len..len + own.len()]);
+            let pending = self.ranks.all_reduce_onto(room, &parts, len);
+            match self.ranks.wait(pending) {
+                Ok(room) => {
+                    kernels::copy(&self.team, &room[..len], sums);
+                    self.reduce_room = Some(room);
+                }
+                Err(lost) => self.lost = Some(lost),
+            }
+        }
+        kernels::clear(&self.team, piece);
+    }
+
     /// The gradients that this rank changes weights by.
-    fn own_gradients<'a>(&'a self, gradients: &'a Parameters) -> &'a Parameters {
+    pub(crate) fn own_gradients<'a>(&'a self, gradients: &'a Parameters) -> &'a Parameters {
         self.truth.gradients.as_ref().unwrap_or(gradients)
     }
 
@@ -250,31 +338,44 @@ impl Zero {
         kernels::scale(&self.team, own.flat_mut(), factor);
     }
 
-    /// The sums of all ranks, from this rank's loss, log-sums and score and from its gradients. The
-    /// same numbers at every stage: squares are added block by block.
-    pub(crate) fn agree(&mut self, own: Sums, gradients: &Parameters) -> Sums {
+    /// The sums of all ranks, from this rank's losses and score and from its gradients. The same numbers
+    /// at every stage: squares are added cut by cut. `losses`: of this rank, or of each of its pieces.
+    pub(crate) fn agree(&mut self, losses: &[Losses], score: f64, gradients: &Parameters) -> Sums {
         let flat = self.own_gradients(gradients).flat();
-        let at = |unit: &UnitMap| match self.place.stage < Stage::Two {
-            true => unit.resident_at + self.own(unit).start,
-            false => unit.shard_at,
-        };
-        let blocks = self.map.units.iter().map(|unit| {
-            let at = at(unit);
-            kernels::sum_of_squares(&self.team, &flat[at..at + self.own(unit).len()])
+        let cuts = self.map.units.first().map_or(0, |unit| unit.own_cuts.len());
+        let squares = (0..cuts).map(|cut| {
+            let of = |unit: &UnitMap| {
+                let cut = &unit.own_cuts[cut];
+                let at = self.own_sums(unit).start;
+                kernels::sum_of_squares(&self.team, &flat[at + cut.start..at + cut.end])
+            };
+            self.map.units.iter().map(of).sum::<f64>()
         });
-        let squares = blocks.sum::<f64>();
+        let own: Vec<f64> = [score, self.said]
+            .into_iter()
+            .chain(squares)
+            .chain(losses.iter().copied().flatten())
+            .collect();
         let vectors = &flat[self.map.vectors_of(self.own_gradients(gradients).layout())];
         let vectors = kernels::sum_of_squares(&self.team, vectors);
-        let told = self.tell(&[own.loss, own.log_z, squares, own.score, self.said]);
+        let told = self.tell(&own);
         self.heard = 0.0;
         let mut all = Sums { squares: vectors, score: f64::NEG_INFINITY, ..Sums::default() };
+        let mut rounds = vec![Vec::new(); losses.len()];
         for said in told {
-            let [loss, log_z, squares, score, heard] = said[..] else { continue };
-            self.heard = self.heard.max(heard);
+            let [score, heard, sums @ ..] = &said[..] else { continue };
+            self.heard = self.heard.max(*heard);
+            all.score = all.score.max(*score);
+            let (squares, losses) = sums.split_at(cuts.min(sums.len()));
+            squares.iter().for_each(|square| all.squares += square);
+            for (round, own) in rounds.iter_mut().zip(losses.chunks_exact(2)) {
+                round.push([own[0], own[1]]);
+            }
+        }
+        // Ranks take turns at pieces.
+        for [loss, log_z] in rounds.into_iter().flatten() {
             all.loss += loss;
             all.log_z += log_z;
-            all.squares += squares;
-            all.score = all.score.max(score);
         }
         all
     }
@@ -293,7 +394,7 @@ impl Zero {
     /// Changes this rank's blocks by its gradients, from stage 1 on.
     pub(crate) fn optimize(
         &mut self,
-        optimizer: &mut AdamW,
+        (optimizer, muon): (&mut AdamW, Option<&mut Muon>),
         (recipe, rate, norm): (&Recipe, f64, f64),
         weights: &mut Parameters,
         gradients: &Parameters,
@@ -301,12 +402,20 @@ impl Zero {
         let (values, halves) = weights.values_and_halves_mut();
         let Truth { master, bits, gradients: own } = &mut self.truth;
         let values = master.as_mut().map_or(values, Parameters::flat_mut);
-        let halves = match (bits, self.half) {
+        let mut halves = match (bits, self.half) {
             (Some(bits), Some(kind)) => Some((kind, bytemuck::cast_slice_mut(bits))),
             _ => halves,
         };
         let gradients = own.as_ref().unwrap_or(gradients).flat();
-        optimizer.apply(&self.team, (recipe, rate, norm), &self.spots, (values, halves), gradients)
+        let again = halves.as_mut().map(|(kind, bits)| (*kind, &mut **bits));
+        let (team, how) = (&self.team, (recipe, rate, norm));
+        let mut applied = optimizer.apply(team, how, &self.adams, (&mut *values, again), gradients);
+        if let Some(muon) = muon.filter(|_| norm.is_finite()) {
+            let how = (recipe, rate / recipe.learning_rate, applied.factor);
+            let more = muon.apply(team, how, &self.muons, (values, halves), gradients);
+            applied.lost = applied.lost.map(|lost| lost + more);
+        }
+        applied
     }
 
     /// Fills this rank's blocks of the weights' truth, from stage 1 on; [`Zero::publish`] is due then.
@@ -347,13 +456,18 @@ impl Zero {
         &'a self,
         held: &'a Parameters,
     ) -> impl Iterator<Item = (&'a str, usize, &'a [f32])> {
-        let blocks = Arc::ptr_eq(held.layout(), &self.map.shard);
+        let is = |layout: &Arc<Layout>| Arc::ptr_eq(held.layout(), layout);
+        let (blocks, moments) = (is(&self.map.shard), is(&self.map.moments));
+        let momentum = is(&self.map.momentum);
         let first = self.ranks.is_first();
         let pieces = self.map.pieces.iter().filter(move |piece| first || !piece.everywhere);
         pieces.filter_map(move |piece| {
             let name = &self.map.whole.specs()[piece.param].name;
             let at = match blocks {
                 true => piece.at.clone(),
+                _ if moments || momentum => {
+                    (piece.muon == momentum).then(|| piece.moment.clone())?
+                }
                 false => {
                     let spec = held.layout().specs().iter().find(|spec| spec.name == *name)?;
                     let start = spec.range.start + piece.from;
@@ -417,7 +531,7 @@ fn numbers(bytes: &[u8]) -> Vec<f64> {
 }
 
 /// Where the optimizer finds each piece, from stage 1 on.
-fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>) -> Vec<Spot> {
+fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>, pieces: bool) -> Vec<Spot> {
     let stage = place.stage;
     let spot = |piece: &super::map::Piece| {
         let spec = &map.resident.specs()[piece.param];
@@ -428,12 +542,34 @@ fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>) -> Vec<Spot> {
             decay: decay_of(spec),
             values: at(half.is_none() && stage < Stage::Three),
             bits: at(stage < Stage::Three),
-            gradient: at(stage < Stage::Two),
-            moment: piece.at.clone(),
+            gradient: at(!stage.shares_gradients(pieces)),
+            moment: piece.moment.clone(),
             counts: place.rank == 0 || !piece.everywhere,
         }
     };
     map.pieces.iter().map(spot).collect()
+}
+
+/// Where AdamW finds what it changes.
+fn adams(map: &ShardMap, spots: &[Spot]) -> Vec<Spot> {
+    let all = map.pieces.iter().zip(spots).filter(|(piece, _)| !piece.muon);
+    all.map(|(_, spot)| spot.clone()).collect()
+}
+
+/// Where Muon finds its matrices.
+fn muons(map: &ShardMap, spots: &[Spot]) -> Vec<MatrixSpot> {
+    let spot = |own: &OwnMatrix| {
+        let Spot { values, bits, gradient, moment, .. } = &spots[own.piece];
+        MatrixSpot {
+            rows: own.rows,
+            cols: own.cols,
+            values: values.start + own.from,
+            bits: bits.start + own.from,
+            gradient: gradient.start + own.from,
+            momentum: moment.start + own.from,
+        }
+    };
+    map.matrices.iter().map(spot).collect()
 }
 
 impl Keeper for Zero {
@@ -466,9 +602,12 @@ impl Keeper for Zero {
     }
 
     fn reduce(&mut self, gradients: &mut Parameters, unit: usize) {
-        let by_unit = self.place.stage >= Stage::Two;
+        let by_unit = self.by_unit();
         if !(by_unit || self.last) || self.map.units[unit].len == 0 {
             return;
+        }
+        if self.pieces && self.place.is_alone() {
+            return self.add_own(gradients, unit);
         }
         self.absorb(gradients);
         let Some(mut room) = self.reduce_room.take() else { return };
@@ -479,25 +618,54 @@ impl Keeper for Zero {
         if by_unit {
             kernels::clear(&self.team, &mut gradients.flat_mut()[place]);
         }
-        let pending = match self.place.stage {
-            Stage::Zero => self.ranks.all_reduce(room, &map.parts),
-            _ => self.ranks.reduce_scatter(room, &map.parts),
+        let whole = self.place.stage == Stage::Zero && self.last;
+        let held = self.truth.gradients.as_ref().filter(|_| self.pieces);
+        let pending = match (held, whole) {
+            (None, true) => self.ranks.all_reduce(room, &map.parts),
+            (None, false) => self.ranks.reduce_scatter(room, &map.parts),
+            (Some(held), whole) => {
+                let sums = self.own_sums(map);
+                let behind = map.len..map.len + sums.len();
+                kernels::copy(&self.team, &held.flat()[sums], &mut room[behind]);
+                match whole {
+                    true => self.ranks.all_reduce_onto(room, &map.parts, map.len),
+                    false => self.ranks.reduce_scatter_onto(room, &map.parts, map.len),
+                }
+            }
         };
-        self.leaving = Some((unit, pending));
+        self.leaving = Some(Leaving { unit, whole, pending });
+    }
+}
+
+impl Zero {
+    /// Adds a unit's gradients of a piece onto those before, where there are no other ranks.
+    fn add_own(&mut self, gradients: &mut Parameters, unit: usize) {
+        let unit = &self.map.units[unit];
+        let Some(held) = &mut self.truth.gradients else { return };
+        let sums = &mut held.flat_mut()[unit.resident_at..unit.resident_at + unit.len];
+        let piece = &mut gradients.flat_mut()[unit.window_at..unit.window_at + unit.len];
+        kernels::add_assign(&self.team, sums, piece);
+        kernels::clear(&self.team, piece);
     }
 }
 
 impl Drop for Zero {
     /// Buffers that are under way are the courier's to give back.
     fn drop(&mut self) {
-        let (coming, leaving) = (self.coming.take(), self.leaving.take());
-        for (_, pending) in coming.into_iter().chain(leaving) {
+        let coming = self.coming.take().map(|(_, pending)| pending);
+        let leaving = self.leaving.take().map(|leaving| leaving.pending);
+        for pending in coming.into_iter().chain(leaving) {
             drop(self.ranks.wait(pending));
         }
     }
 }
 
 /// The buffers and the map of a rank, from which [`Zero`] is made.
-pub(crate) fn memory_of(map: &ShardMap, place: Place, mixed: Option<tensor::Mixed>) -> Memory<'_> {
-    Memory { map, place, mixed }
+pub(crate) fn memory_of(
+    map: &ShardMap,
+    place: Place,
+    mixed: Option<tensor::Mixed>,
+    pieces: bool,
+) -> Memory<'_> {
+    Memory { map, place, mixed, pieces }
 }
