@@ -3,7 +3,7 @@
 use crate::binding::{Binding, Stored};
 use crate::family::Family;
 use crate::{Error, folder, gguf};
-use formats::{GGUF_MAGIC, TensorKind, TensorStore, quant_block};
+use formats::{GGUF_MAGIC, StoredRow, TensorKind, TensorStore};
 use models::{Model, ModelConfig, TransformerConfig};
 use std::fs::File;
 use std::io::Read;
@@ -11,9 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use tensor::{
-    HalfKind, MatrixKind, PANEL_ROWS, ParameterSpec, QuantBlock, QuantPart, Storage, pack_panel,
-};
+use tensor::{HalfKind, MatrixKind, PANEL_ROWS, ParameterSpec, QuantPart, Storage, pack_panel};
 use tokenizer::Tokenizer;
 
 /// Which kind of files.
@@ -371,12 +369,14 @@ impl Piece<'_> {
                         let row = (first + i) * PANEL_ROWS + row;
                         (row < rows).then(|| binding.row_in_file(row))
                     };
+                    let bytes_of = |row: usize| {
+                        let at = row_of(row)? * row_bytes;
+                        Some(StoredRow(&tensor.bytes[at..at + row_bytes]))
+                    };
                     match part.kind {
-                        MatrixKind::Quant(kind) => pack_panel(kind, cols, panel, |row, index| {
-                            let Some(row) = row_of(row) else { return QuantBlock::ZERO };
-                            let at = row * row_bytes;
-                            quant_block(kind, &tensor.bytes[at..at + row_bytes], index)
-                        }),
+                        MatrixKind::Quant(kind) => {
+                            pack_panel(kind, cols, panel, bytes_of);
+                        }
                         MatrixKind::Half(kind) => kind.pack_panel(cols, panel, |row, column| {
                             let Some(row) = row_of(row) else { return 0 };
                             let at = if turned { column * rows + row } else { row * cols + column };

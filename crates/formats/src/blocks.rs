@@ -1,7 +1,7 @@
 //! The blocks of quantised tensors as codes and scales, for products with them as they are.
 
 use crate::TensorKind;
-use tensor::{QUANT_BLOCK, QuantBlock, QuantKind};
+use tensor::{QUANT_BLOCK, QuantBlock, QuantKind, QuantRow};
 
 impl TensorKind {
     /// The same as a kind of quantised matrix; none for plain numbers.
@@ -20,12 +20,21 @@ impl TensorKind {
     }
 }
 
-/// The 32 values from `32·index` on of a row of a quantised tensor.
+/// A row of a quantised tensor, as GGUF files have it.
 ///
-/// # Panics
-/// When the row has no such block: a reader has checked that.
-#[inline]
-pub fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
+/// Its blocks panic where the row has no such block: a reader has checked that.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredRow<'a>(pub &'a [u8]);
+
+impl QuantRow for StoredRow<'_> {
+    #[inline(always)]
+    fn block(self, kind: QuantKind, index: usize) -> QuantBlock {
+        quant_block(kind, self.0, index)
+    }
+}
+
+#[inline(always)]
+fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
     let block = |bytes: usize, blocks: usize| -> &[u8] {
         let at = index / blocks * bytes;
         &row[at..at + bytes]
@@ -91,11 +100,13 @@ pub fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
     out
 }
 
+#[inline(always)]
 fn bits(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
 }
 
 /// Sixteen bytes: the low halves are the first sixteen codes.
+#[inline(always)]
 fn four_bits(bytes: &[u8], codes: &mut [u8; QUANT_BLOCK]) {
     // Of a length that the compiler knows, for one instruction instead of sixteen.
     let Some((bytes, _)) = bytes.split_first_chunk::<{ QUANT_BLOCK / 2 }>() else { return };
@@ -104,6 +115,7 @@ fn four_bits(bytes: &[u8], codes: &mut [u8; QUANT_BLOCK]) {
     high.iter_mut().zip(bytes).for_each(|(code, q)| *code = q >> 4);
 }
 
+#[inline(always)]
 fn fifth_bits(bytes: &[u8], codes: &mut [u8; QUANT_BLOCK]) {
     let bits = bytes.iter().rev().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte));
     for (j, code) in codes.iter_mut().enumerate() {
@@ -118,6 +130,7 @@ fn k_scales(b: &[u8], j: usize, out: &mut QuantBlock) {
 }
 
 /// Block j of eight: half of each byte of a run of 32.
+#[inline(always)]
 fn nibble_half(bytes: &[u8], j: usize, codes: &mut [u8; QUANT_BLOCK]) {
     let Some((bytes, _)) = bytes[32 * (j / 2)..].split_first_chunk::<QUANT_BLOCK>() else { return };
     let shift = 4 * (j % 2) as u32;

@@ -18,7 +18,7 @@ mod shards;
 mod store;
 mod tensors;
 
-pub use blocks::quant_block;
+pub use blocks::StoredRow;
 pub use dequantise::dequantise;
 pub use folder::{hint, replace_file, replace_folder, sync_folder};
 pub use gguf::{GGUF_MAGIC, Gguf};

@@ -63,8 +63,8 @@ pub use norm::{
 };
 pub use optimizer::{AdamStep, adam, sum_of_squares};
 pub use quant::{
-    BLOCK as QUANT_BLOCK, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRows, pack_panel,
-    quant_matmul, quant_rows_len, quantise_rows, unpack_block,
+    BLOCK as QUANT_BLOCK, PANEL_ROWS, QuantBlock, QuantKind, QuantMatrix, QuantRow, QuantRows,
+    pack_panel, quant_matmul, quant_rows_len, quantise_rows, unpack_block,
 };
 pub use random::{mix, normal, stream_key, uniform, uniform_bits};
 pub use recurrent::{RnnShape, rnn_backward, rnn_forward, rnn_workspace};

@@ -51,9 +51,12 @@ mod tests {
         let kind = QuantKind::Q4_0;
         let mut panels = vec![0; kind.matrix_bytes(rows, cols)];
         for (p, panel) in panels.chunks_exact_mut(kind.panel_bytes(cols)).enumerate() {
-            pack_panel(kind, cols, panel, |row, index| {
-                let codes = std::array::from_fn(|i| code(p * PANEL_ROWS + row, index * BLOCK + i));
+            let block = |row: usize, index: usize| {
+                let codes = std::array::from_fn(|i| code(row, index * BLOCK + i));
                 QuantBlock { codes, d: 0x3C00, ..QuantBlock::ZERO }
+            };
+            pack_panel(kind, cols, panel, |row| {
+                Some(move |_, index| block(p * PANEL_ROWS + row, index))
             });
         }
         let mut out = vec![9.0; 21 * cols];

@@ -12,7 +12,7 @@ pub mod ops;
 mod parameters;
 
 pub use halves::{Mixed, halves_in, halves_in_mut};
-pub use kernels::{HalfKind, PANEL_ROWS, QUANT_BLOCK, QuantBlock, QuantKind, pack_panel};
+pub use kernels::{HalfKind, PANEL_ROWS, QUANT_BLOCK, QuantBlock, QuantKind, QuantRow, pack_panel};
 pub use ops::Packed;
 pub use parameters::{
     Initial, Layout, MatrixKind, Panels, ParamId, ParameterSpec, Parameters, QuantPart, Storage,

@@ -62,7 +62,9 @@ fn matrix(kind: MatrixKind, rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
                 kind.pack_panel(cols, panel, |row, column| half(first + row, column));
             }
             MatrixKind::Quant(kind) => {
-                pack_panel(kind, cols, panel, |row, index| block(first + row, index));
+                pack_panel(kind, cols, panel, |row| {
+                    Some(move |_, index| block(first + row, index))
+                });
             }
         }
     }

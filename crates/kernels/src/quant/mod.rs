@@ -17,7 +17,7 @@ mod rows;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-pub use pack::{QuantBlock, pack_panel, unpack_block};
+pub use pack::{QuantBlock, QuantRow, pack_panel, unpack_block};
 pub use product::{QuantMatrix, quant_matmul};
 pub use rows::{QuantRows, quant_rows_len, quantise_rows};
 

@@ -41,30 +41,67 @@ impl QuantBlock {
     }
 }
 
-/// Writes a panel of sixteen rows of `cols` values from their blocks: `block(row, index)`.
+/// A row of a quantised matrix as it is stored somewhere.
+pub trait QuantRow: Copy {
+    /// The 32 values from `32·index` on, of a row of that kind.
+    fn block(self, kind: QuantKind, index: usize) -> QuantBlock;
+}
+
+impl<F: Fn(QuantKind, usize) -> QuantBlock + Copy> QuantRow for F {
+    fn block(self, kind: QuantKind, index: usize) -> QuantBlock {
+        self(kind, index)
+    }
+}
+
+/// Writes a panel of sixteen rows of `cols` values; `row_of` gives none past the matrix's last row.
+/// A row whose `block` is always inlined knows the kind when that is compiled: codes then go from one
+/// order to the other without being taken apart.
 ///
 /// # Panics
 /// When `panel` is not `kind.panel_bytes(cols)` long or `cols` no multiple of the kind's granule.
-pub fn pack_panel(
+pub fn pack_panel<R: QuantRow>(
     kind: QuantKind,
     cols: usize,
     panel: &mut [u8],
-    mut block: impl FnMut(usize, usize) -> QuantBlock,
+    row_of: impl Fn(usize) -> Option<R>,
 ) {
     assert!(cols.is_multiple_of(kind.granule()), "whole blocks");
     assert_eq!(panel.len(), kind.panel_bytes(cols), "a panel");
+    let rows = std::array::from_fn(row_of);
+    macro_rules! each {
+        ($($kind:ident)*) => {
+            match kind { $(QuantKind::$kind => pack(QuantKind::$kind, cols, panel, &rows),)* }
+        };
+    }
+    each!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K);
+}
+
+/// [`pack_panel`] of a kind that is a constant.
+#[inline(always)]
+fn pack<R: QuantRow>(
+    kind: QuantKind,
+    cols: usize,
+    panel: &mut [u8],
+    rows: &[Option<R>; PANEL_ROWS],
+) {
     for index in 0..cols / BLOCK {
         let (at, super_at) = kind.block_at(index);
         let codes_at = at + kind.scale_bytes();
-        panel[codes_at..codes_at + kind.code_bytes()].fill(0);
-        for row in 0..PANEL_ROWS {
-            let block = block(row, index);
+        if kind.bits() == 5 {
+            panel[codes_at + PANEL_ROWS * BLOCK / 2..codes_at + kind.code_bytes()].fill(0);
+        }
+        for (row, stored) in rows.iter().enumerate() {
+            let block = match *stored {
+                Some(stored) => stored.block(kind, index),
+                None => QuantBlock::ZERO,
+            };
             put_scales(kind, panel, (at, super_at), row, &block);
             put_codes(kind, &mut panel[codes_at..codes_at + kind.code_bytes()], row, &block.codes);
         }
     }
 }
 
+#[inline(always)]
 fn put_scales(
     kind: QuantKind,
     panel: &mut [u8],
@@ -94,6 +131,7 @@ fn put_scales(
 }
 
 /// Where the low bits of a code stand: (byte, shift).
+#[inline(always)]
 fn place(kind: QuantKind, row: usize, column: usize) -> (usize, u32) {
     let (step, inside) = (column / 4, column % 4);
     if kind.bits() == 8 {
@@ -105,12 +143,14 @@ fn place(kind: QuantKind, row: usize, column: usize) -> (usize, u32) {
 }
 
 /// Where the fifth bit of a code stands: (byte, shift). Eight bytes a step.
+#[inline(always)]
 fn fifth(row: usize, column: usize) -> (usize, u32) {
     let bit = row * 4 + column % 4;
     (PANEL_ROWS * BLOCK / 2 + column / 4 * 8 + bit / 8, bit as u32 % 8)
 }
 
-/// Writes a row's codes into a block whose bytes are 0.
+/// Writes a row's codes into a block whose fifth bits are 0.
+#[inline(always)]
 fn put_codes(kind: QuantKind, codes: &mut [u8], row: usize, block: &[u8; BLOCK]) {
     let mut put = |step: usize, four: &[u8]| {
         let (byte, _) = place(kind, row, 4 * step);

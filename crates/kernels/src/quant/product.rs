@@ -540,9 +540,9 @@ mod tests {
     fn packed(kind: QuantKind, rows: usize, cols: usize) -> Vec<u8> {
         let mut panels = vec![0xAA; kind.matrix_bytes(rows, cols)];
         for (p, panel) in panels.chunks_exact_mut(kind.panel_bytes(cols)).enumerate() {
-            pack_panel(kind, cols, panel, |row, index| {
+            pack_panel(kind, cols, panel, |row| {
                 let row = p * PANEL_ROWS + row;
-                if row < rows { invented(kind, row, index) } else { QuantBlock::ZERO }
+                (row < rows).then_some(move |kind, index| invented(kind, row, index))
             });
         }
         panels
