@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--autoreg", default=str(common.ROOT / "target/release/autoreg"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()])
-    parser.add_argument("--only-cell", default="", help="cells whose name has this")
+    parser.add_argument("--only-cell", default="", help="cells whose name has this; start: whole processes alone")
     parser.add_argument("--llama-args", type=shlex.split, default=[],
                         help="further words for llama-bench, as --llama-args=WORDS")
     parser.add_argument("--autoreg-args", type=shlex.split, default=[],
@@ -135,7 +135,7 @@ def main():
                 sides += [lambda f=f: theirs[name][f].append(other(model, f)) for f in FLASH]
                 for side in sides if number % 2 == 0 else sides[::-1]:
                     side()
-            if not options.only_cell:
+            if options.only_cell in "start":
                 starts.append(start(options, model))
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         rows, figures = [], {}
@@ -146,7 +146,8 @@ def main():
                          f"{statistics.median(ratios):.2f}"])
             figures[name] = {"autoreg": ours[name], "llama": theirs[name], "ratio": common.summary(ratios)}
         print(f"\n{model}")
-        common.table(["tokens/s", "autoreg", "llama.cpp, -fa off", "-fa on", "ratio to the better"], rows)
+        if rows:
+            common.table(["tokens/s", "autoreg", "llama.cpp, -fa off", "-fa on", "ratio to the better"], rows)
         if starts:
             loads, their_loads, peaks, their_peaks = zip(*starts)
             lines = [["start to first token, ms", *(common.spread([1e3 * x for x in xs]) for xs in (loads, their_loads)),

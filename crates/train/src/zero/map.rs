@@ -3,8 +3,9 @@
 //!
 //! Whatever is shared out, a rank's block is the same, so stages differ in what is kept and not in
 //! what is added to what. Where a batch is added up in pieces, units are cut as for so many ranks, and
-//! a rank's block is a run of these cuts: sums over them are the same at any number of ranks. Parameters that computation reads in FP32 beside 16-bit weights (norms,
-//! biases: vectors) stay whole on every rank.
+//! a rank's block is a run of these cuts: sums over them are the same at any number of ranks.
+//! Parameters that computation reads in FP32 beside 16-bit weights (norms, biases: vectors) stay whole
+//! on every rank.
 
 use super::Place;
 use models::{HiddenMatrix, ModelConfig, Units};
