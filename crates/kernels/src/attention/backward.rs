@@ -8,9 +8,9 @@ use crate::matmul::{Init, Strided, block};
 use crate::split::Split;
 use crate::team::Team;
 
-/// The gradient of [`attention_forward`](super::attention_forward) for sequences without a past whose keys and values stand
-/// in the batch itself: row r of `qkv` holds H·D queries, G·D keys, G·D values; `d_qkv` alike is
-/// written.
+/// The gradient of [`attention_forward`](super::attention_forward) for sequences without a past
+/// whose keys and values stand in the batch itself: row r of `qkv` holds H·D queries, G·D keys, G·D
+/// values; `d_qkv` alike is written.
 pub fn attention_backward(
     team: &Team,
     shape: &AttentionShape,
