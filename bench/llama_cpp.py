@@ -94,19 +94,28 @@ def cells(options):
     return {name: cell for name, cell in out.items() if options.only_cell in name}
 
 
-def start(options, model):
-    """Seconds of a process that loads the model, reads 8 tokens and decodes one, and peak bytes of one that
-    reads 512 and decodes 128: ours and theirs of each."""
+def start(options, model, swapped):
+    """Seconds of a process that loads the model, reads 8 tokens and decodes one: ours and theirs. The first of
+    two processes may pay for pages that the one before gave back, so they take turns at it."""
     threads = str(max(options.threads))
     ours = [options.autoreg, "generate", model, "The quick brown fox jumps over the", "--max-tokens", "1",
             "--greedy", "--threads", threads]
     theirs = [options.llama / "llama-bench", "-m", model, "-p", "8", "-n", "1", "-r", "1", "-t", threads,
               "--no-warmup", *options.llama_args]
-    whole_ours = [options.autoreg, "generate", model, " the" * 512, "--max-tokens", "128", "--greedy",
-                  "--threads", threads]
-    whole_theirs = [options.llama / "llama-bench", "-m", model, "-p", "512", "-n", "128", "-r", "1", "-t",
-                    threads, *options.llama_args]
-    return run(ours)[1], run(theirs)[1], run(whole_ours)[2], run(whole_theirs)[2]
+    if swapped:
+        other = run(theirs)[1]
+        return run(ours)[1], other
+    return run(ours)[1], run(theirs)[1]
+
+
+def peaks(options, model):
+    """Peak bytes of a process that reads 512 tokens and decodes 128: ours and theirs."""
+    threads = str(max(options.threads))
+    ours = [options.autoreg, "generate", model, " the" * 512, "--max-tokens", "128", "--greedy",
+            "--threads", threads]
+    theirs = [options.llama / "llama-bench", "-m", model, "-p", "512", "-n", "128", "-r", "1", "-t",
+              threads, *options.llama_args]
+    return run(ours)[2], run(theirs)[2]
 
 
 def main():
@@ -128,16 +137,17 @@ def main():
         named = cells(options)
         ours = {name: [] for name in named}
         theirs = {name: {flash: [] for flash in FLASH} for name in named}
-        starts = []
+        starts, peak = [], []
         for number in range(options.rounds):
             for name, (one, other) in named.items():
                 sides = [lambda: ours[name].append(one(model))]
                 sides += [lambda f=f: theirs[name][f].append(other(model, f)) for f in FLASH]
                 for side in sides if number % 2 == 0 else sides[::-1]:
                     side()
-            if options.only_cell in "start":
-                starts.append(start(options, model))
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+        if options.only_cell in "start":
+            starts = [start(options, model, number % 2 == 1) for number in range(2 * options.rounds)]
+            peak = [peaks(options, model) for _ in range(options.rounds)]
         rows, figures = [], {}
         for name in named:
             best = [max(pair) for pair in zip(*theirs[name].values())]
@@ -149,14 +159,14 @@ def main():
         if rows:
             common.table(["tokens/s", "autoreg", "llama.cpp, -fa off", "-fa on", "ratio to the better"], rows)
         if starts:
-            loads, their_loads, peaks, their_peaks = zip(*starts)
+            (loads, their_loads), (most, their_most) = zip(*starts), zip(*peak)
             lines = [["start to first token, ms", *(common.spread([1e3 * x for x in xs]) for xs in (loads, their_loads)),
                       f"{statistics.median(common.ratios(loads, their_loads)):.2f}"],
-                     ["peak memory, MiB", *(common.spread([x / common.MIB for x in xs]) for xs in (peaks, their_peaks)),
-                      f"{statistics.median(common.ratios(peaks, their_peaks)):.2f}"]]
+                     ["peak memory, MiB", *(common.spread([x / common.MIB for x in xs]) for xs in (most, their_most)),
+                      f"{statistics.median(common.ratios(most, their_most)):.2f}"]]
             print()
             common.table(["a whole process", "autoreg", "llama.cpp", "ratio"], lines)
-            figures["start"] = starts
+            figures["start"], figures["peak"] = starts, peak
         found[model] = figures
     common.finish(options, "llama.cpp", found)
 

@@ -89,6 +89,7 @@ fn tokenizer(
     let pre = text("pre")?.unwrap_or("default");
     let tokens = metadata.texts(&name("tokens")).map_err(typed)?;
     let tokens = tokens.ok_or_else(|| missing("tokenizer.ggml.tokens"))?;
+    let count = tokens.len();
     let pieces = model == "llama";
     let bos = id("bos_token_id")?;
     let begins = flag("add_bos_token")?.unwrap_or(pieces || BEGIN.contains(&pre));
@@ -112,7 +113,7 @@ fn tokenizer(
         .map_err(|source| Error::Tokenizer { path: path.to_owned(), source })?;
     let mut ends: Vec<u32> = Vec::new();
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        ends.extend(id(key)?.filter(|&id| (id as usize) < tokens.len()));
+        ends.extend(id(key)?.filter(|&id| (id as usize) < count));
     }
     ends.extend(tokenizer.controls().filter(|(name, _)| ENDS.contains(name)).map(|(_, id)| id));
     ends.sort_unstable();

@@ -4,12 +4,13 @@
 //! counts by what is left of the file, products and sums in checked arithmetic, offsets by the
 //! alignment, tensors against each other. Layout: the GGUF specification of the ggml project.
 
-use crate::metadata::{MetaValue, Metadata};
+use crate::metadata::{MetaValue, Metadata, TextList};
 use crate::store::{Entry, TensorStore};
 use crate::{GgufError as Error, TensorKind, hint};
 use ledger::MappedFile;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The first four bytes.
 pub const GGUF_MAGIC: [u8; 4] = *b"GGUF";
@@ -115,6 +116,7 @@ fn add_part(path: &Path, to: &mut TensorStore) -> Result<Keys, Error> {
         advice: hint(&source),
         source,
     })?;
+    let map = Arc::new(map);
     let mut reader = Reader { path, bytes: &map, at: 0 };
     let (tensor_count, key_count) = reader.header()?;
     let metadata = reader.metadata(key_count)?;
@@ -195,7 +197,7 @@ fn place(
 /// A place in the head of a file.
 struct Reader<'a> {
     path: &'a Path,
-    bytes: &'a [u8],
+    bytes: &'a Arc<MappedFile>,
     at: usize,
 }
 
@@ -349,8 +351,12 @@ impl Reader<'_> {
             12 => MetaValue::Floats(self.many(count, what, |b| f64::from_le_bytes(b) as f32)?),
             7 => MetaValue::Bools((0..count).map(|_| self.bool(what)).collect::<Result<_, _>>()?),
             8 => {
-                let texts = (0..count).map(|_| self.text(what, usize::MAX));
-                MetaValue::Texts(texts.collect::<Result<_, _>>()?)
+                let from = self.at;
+                for _ in 0..count {
+                    let length = self.count(what, 1)?;
+                    self.take(length, what)?;
+                }
+                MetaValue::Texts(TextList { file: self.bytes.clone(), range: from..self.at, count })
             }
             _ => {
                 let mut all = Vec::with_capacity(count);

@@ -25,7 +25,7 @@ pub use gguf::{GGUF_MAGIC, Gguf};
 pub use gguf_error::GgufError;
 pub use gguf_writer::{KeyValue, TensorHead, write_gguf};
 pub use kind::TensorKind;
-pub use metadata::{KeyError, MetaValue, Metadata};
+pub use metadata::{KeyError, MetaValue, Metadata, TextList};
 pub use quantise::{largest, quantise};
 pub use safetensors_writer::stream_tensors;
 pub use shards::{open_shards, open_tensors};

@@ -1,7 +1,10 @@
 //! The keys and values at the head of a GGUF file.
 
 use crate::KeyValue;
+use ledger::MappedFile;
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// A value of a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +24,39 @@ pub enum MetaValue {
     /// Floats.
     Floats(Vec<f32>),
     /// Texts.
-    Texts(Vec<String>),
+    Texts(TextList),
+}
+
+/// A list of texts, left in its file: for each a length of eight bytes, then so many of UTF-8. The
+/// lengths were checked when the file was opened; vocabularies have hundreds of thousands of them.
+#[derive(Clone, Debug)]
+pub struct TextList {
+    pub(crate) file: Arc<MappedFile>,
+    /// The first length to the last byte.
+    pub(crate) range: Range<usize>,
+    pub(crate) count: usize,
+}
+
+impl TextList {
+    /// The texts; of the first that is none the place in the list.
+    fn read(&self) -> Result<Vec<&str>, usize> {
+        let mut rest = self.file.get(self.range.clone()).unwrap_or_default();
+        let next = |place| {
+            let (length, after) = rest.split_first_chunk::<8>().ok_or(place)?;
+            let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| place)?;
+            let (text, after) = after.split_at_checked(length).ok_or(place)?;
+            rest = after;
+            std::str::from_utf8(text).map_err(|_| place)
+        };
+        (0..self.count).map(next).collect()
+    }
+}
+
+impl PartialEq for TextList {
+    fn eq(&self, other: &TextList) -> bool {
+        self.count == other.count
+            && self.file.get(self.range.clone()) == other.file.get(other.range.clone())
+    }
 }
 
 impl MetaValue {
@@ -35,7 +70,7 @@ impl MetaValue {
             MetaValue::Bools(v) => format!("{} truth values", v.len()),
             MetaValue::Wholes(v) => format!("{} whole numbers", v.len()),
             MetaValue::Floats(v) => format!("{} floats", v.len()),
-            MetaValue::Texts(v) => format!("{} texts", v.len()),
+            MetaValue::Texts(v) => format!("{} texts", v.count),
         }
     }
 }
@@ -47,7 +82,8 @@ pub struct Metadata {
 }
 
 impl<'a> FromIterator<&'a (String, KeyValue)> for Metadata {
-    /// What a reader will find of keys that are to be written; raw ones are left out.
+    /// What a reader will find of keys that are to be written; raw ones and lists of texts, which are
+    /// read from files, are left out.
     fn from_iter<I: IntoIterator<Item = &'a (String, KeyValue)>>(keys: I) -> Metadata {
         let read = |value: &KeyValue| {
             Some(match value {
@@ -55,12 +91,11 @@ impl<'a> FromIterator<&'a (String, KeyValue)> for Metadata {
                 KeyValue::F32(x) => MetaValue::Float(f64::from(*x)),
                 KeyValue::Bool(b) => MetaValue::Bool(*b),
                 KeyValue::Text(t) => MetaValue::Text(t.clone()),
-                KeyValue::Texts(all) => MetaValue::Texts(all.clone()),
                 KeyValue::Wholes(all) => {
                     MetaValue::Wholes(all.iter().map(|&n| i64::from(n)).collect())
                 }
                 KeyValue::Floats(all) => MetaValue::Floats(all.clone()),
-                KeyValue::Raw(_) => return None,
+                KeyValue::Texts(_) | KeyValue::Raw(_) => return None,
             })
         };
         let values = keys.into_iter().filter_map(|(key, value)| Some((key.clone(), read(value)?)));
@@ -122,10 +157,6 @@ impl Metadata {
         bool, bool, "a truth value", MetaValue::Bool(b) => Some(*b)
     );
     typed!(
-        /// Texts.
-        texts, &[String], "texts", MetaValue::Texts(v) => Some(v)
-    );
-    typed!(
         /// Floats.
         floats, &[f32], "floats", MetaValue::Floats(v) => Some(v)
     );
@@ -137,6 +168,22 @@ impl Metadata {
         /// Truth values.
         bools, &[bool], "truth values", MetaValue::Bools(v) => Some(v)
     );
+
+    /// Texts.
+    ///
+    /// # Errors
+    /// When the key is there with a value of another type, or one of the texts is not UTF-8.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, KeyError> {
+        let found = match self.values.get(key) {
+            None => return Ok(None),
+            Some(MetaValue::Texts(list)) => match list.read() {
+                Ok(texts) => return Ok(Some(texts)),
+                Err(place) => format!("a list whose text {place} is not UTF-8"),
+            },
+            Some(other) => other.describe(),
+        };
+        Err(KeyError { key: key.to_owned(), found, expected: "texts" })
+    }
 
     /// A size: a whole number from 0 to the largest of this machine.
     ///

@@ -7,6 +7,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 /// The only file.
 const SINGLE: &str = "model.safetensors";
@@ -86,6 +87,6 @@ fn add_file(path: &Path, store: &mut TensorStore) -> Result<(), Error> {
             return Err(wrong(format!("tensor {name} occurs twice")));
         }
     }
-    store.files.push((path.to_owned(), map));
+    store.files.push((path.to_owned(), Arc::new(map)));
     Ok(())
 }

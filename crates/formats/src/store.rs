@@ -5,6 +5,7 @@ use ledger::MappedFile;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A tensor in a file.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +47,7 @@ pub(crate) struct Entry {
 /// Tensors by name. Every range was checked against its file when the store was opened.
 #[derive(Debug, Default)]
 pub struct TensorStore {
-    pub(crate) files: Vec<(PathBuf, MappedFile)>,
+    pub(crate) files: Vec<(PathBuf, Arc<MappedFile>)>,
     pub(crate) entries: HashMap<String, Entry>,
     /// Names in the order of the files.
     pub(crate) names: Vec<String>,

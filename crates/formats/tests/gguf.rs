@@ -99,6 +99,22 @@ fn absurd_keys_name_the_key() {
 }
 
 #[test]
+fn a_list_of_texts_is_held_against_its_file_and_its_letters_when_read() {
+    let list = |texts: &[(u64, &[u8])]| {
+        let mut value = [&8u32.to_le_bytes()[..], &(texts.len() as u64).to_le_bytes()].concat();
+        texts.iter().for_each(|(len, text)| value.extend([&len.to_le_bytes()[..], text].concat()));
+        file(&[key("k", 9, &value), key("after", 7, &[1])], &[], 0)
+    };
+    refused(&list(&[(1, b"a"), (1 << 60, b"b")]), &["key k", "1152921504606846976"]);
+    let good = open(&list(&[(1, b"a"), (0, b""), (2, "é".as_bytes())])).unwrap();
+    assert_eq!(good.metadata.texts("k").unwrap().unwrap(), ["a", "", "é"]);
+    assert_eq!(good.metadata.bool("after").unwrap(), Some(true));
+    let bad = open(&list(&[(1, b"a"), (2, b"\xC3\x28")])).unwrap();
+    let error = bad.metadata.texts("k").unwrap_err().to_string();
+    assert_eq!(error, "key k is a list whose text 1 is not UTF-8, expected texts");
+}
+
+#[test]
 fn absurd_tensors_name_the_tensor() {
     let one = |shape: &[u64], kind, offset, data| file(&[], &[("t", shape, kind, offset)], data);
     for dimensions in [0, 5] {

@@ -42,8 +42,8 @@ pub(crate) enum Rule {
     },
     /// Byte-level: listed pairs, in words.
     Ranks {
-        /// (rank, piece) of a pair.
-        ranks: HashMap<(u32, u32), (u32, u32)>,
+        /// The list.
+        ranks: Ranks,
         /// How text is cut into words of byte-level signs.
         cut: Box<PreTokenizerWrapper>,
         /// Whether text is composed (NFC) first.
@@ -54,6 +54,9 @@ pub(crate) enum Rule {
         pre: String,
     },
 }
+
+/// Of pairs of pieces: the place in the list, and what they become.
+pub(crate) type Ranks = hashbrown::HashMap<(u32, u32), (u32, u32)>;
 
 /// What a pair weighs against others; the greatest is merged first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,7 +95,7 @@ impl Bpe {
         vocabulary: &Vocabulary<'_>,
         rule: impl FnOnce(&Lookup) -> Result<Rule, Error>,
     ) -> Result<Self, Error> {
-        let texts: Texts = vocabulary.tokens.iter().map(|text| Some(text.as_str())).collect();
+        let texts: Texts = vocabulary.tokens.iter().map(|&text| Some(text)).collect();
         let pieces = Lookup::new(texts);
         // A type outside a byte is none of those that matter here.
         let kinds = (0..vocabulary.tokens.len())
@@ -337,7 +340,7 @@ mod tests {
         Bpe::of(&Vocabulary {
             model: "llama",
             pre: "default",
-            tokens: &tokens,
+            tokens: tokens.iter().map(String::as_str).collect(),
             scores: &scores,
             types: &types,
             merges: None,
@@ -390,10 +393,10 @@ mod tests {
             let bpe = Bpe::of(&Vocabulary {
                 model: "gpt2",
                 pre,
-                tokens: &tokens,
+                tokens: tokens.iter().map(String::as_str).collect(),
                 scores: &[],
                 types: &types,
-                merges: Some(&merges),
+                merges: Some(merges.iter().map(String::as_str).collect()),
                 specials: Specials::default(),
                 space_prefix: false,
             })

@@ -54,14 +54,18 @@ impl OwnedVocabulary {
         Vocabulary {
             model: self.model,
             pre: self.pre,
-            tokens: &self.tokens,
+            tokens: lent(&self.tokens),
             scores: &self.scores,
             types: &self.types,
-            merges: self.scores.is_empty().then_some(&self.merges[..]),
+            merges: self.scores.is_empty().then(|| lent(&self.merges)),
             specials: self.specials,
             space_prefix: self.space_prefix,
         }
     }
+}
+
+fn lent(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
 }
 
 impl Tokenizer {

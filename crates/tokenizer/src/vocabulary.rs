@@ -4,7 +4,7 @@
 //! SentencePiece BPE, whose merges follow from the scores of its pieces ("llama"). What is not known
 //! by name is refused: a text cut another way gives other ids without any error.
 
-use crate::bpe::{Bpe, Rule};
+use crate::bpe::{Bpe, Ranks, Rule};
 use crate::texts::Lookup;
 use crate::tokenizer::{Encoder, Parts, hex};
 use crate::{Error, Specials, Tokenizer};
@@ -56,21 +56,21 @@ pub(crate) const CUTS: [(&str, Cut, bool); 13] = [
 ];
 
 /// A vocabulary in a GGUF file's words.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Vocabulary<'a> {
     /// `tokenizer.ggml.model`: "gpt2" or "llama".
     pub model: &'a str,
     /// `tokenizer.ggml.pre`: how text is cut first ("gpt2" kind).
     pub pre: &'a str,
     /// The tokens by id.
-    pub tokens: &'a [String],
+    pub tokens: Vec<&'a str>,
     /// A score a token ("llama" kind).
     pub scores: &'a [f32],
     /// A type a token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; all normal
     /// when there are none.
     pub types: &'a [i64],
     /// Pairs in the order of their rank ("gpt2" kind, which must say so even when there are none).
-    pub merges: Option<&'a [String]>,
+    pub merges: Option<Vec<&'a str>>,
     /// Ids with a meaning of their own; `bos` where a text begins with it.
     pub specials: Specials,
     /// Whether a text gets a space in front ("llama" kind).
@@ -111,7 +111,7 @@ impl Vocabulary<'_> {
         };
         add(self.model);
         add(self.pre);
-        self.tokens.iter().chain(self.merges.unwrap_or_default()).for_each(|text| add(text));
+        self.tokens.iter().chain(self.merges.iter().flatten()).for_each(|text| add(text));
         self.scores.iter().for_each(|s| hash.update(s.to_le_bytes()));
         self.types.iter().for_each(|t| hash.update(t.to_le_bytes()));
         hash.update([u8::from(self.space_prefix), u8::from(self.specials.bos.is_some())]);
@@ -172,12 +172,11 @@ impl Bpe {
     pub(crate) fn library(&self) -> Result<tokenizers::Tokenizer, Error> {
         let texts = self.texts();
         let text = |id: u32| texts.get(id).unwrap_or_default();
-        let tokens: Vec<String> = (0..texts.len() as u32).map(|id| text(id).to_owned()).collect();
         let types: Vec<i64> = self.kinds().collect();
         let plain = Vocabulary {
             model: "gpt2",
             pre: "default",
-            tokens: &tokens,
+            tokens: (0..texts.len() as u32).map(text).collect(),
             scores: &[],
             types: &types,
             merges: None,
@@ -198,7 +197,8 @@ impl Bpe {
                 pairs.sort_unstable();
                 let merge = |&(_, (a, b)): &(u32, (u32, u32))| format!("{} {}", text(a), text(b));
                 let merges: Vec<String> = pairs.iter().map(merge).collect();
-                library(&Vocabulary { pre, merges: Some(&merges), ..plain })
+                let merges = Some(merges.iter().map(String::as_str).collect());
+                library(&Vocabulary { pre, merges, ..plain })
             }
         }
     }
@@ -207,8 +207,9 @@ impl Bpe {
 /// The listed merges as ids, and how text is cut before them.
 fn ranks(vocabulary: &Vocabulary<'_>, pieces: &Lookup) -> Result<Rule, Error> {
     let (name, cut, words_whole) = cut_of(vocabulary)?;
-    let merges = vocabulary.merges.ok_or_else(|| missing("merges", vocabulary.model))?;
-    let (mut ranks, mut made) = (HashMap::with_capacity(merges.len()), String::new());
+    let lacks = || missing("merges", vocabulary.model);
+    let merges = vocabulary.merges.as_ref().ok_or_else(lacks)?;
+    let (mut ranks, mut made) = (Ranks::with_capacity(merges.len()), String::new());
     for (rank, pair) in (0..).zip(merges) {
         let (left, right) = halves(pair)?;
         made.clear();
@@ -273,7 +274,7 @@ fn library(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> 
     let added = |kind: i64| {
         let ids = (0..vocabulary.tokens.len()).filter(move |&id| vocabulary.kind(id) == kind);
         ids.map(move |id| {
-            let token = AddedToken::from(vocabulary.tokens[id].clone(), kind == CONTROL);
+            let token = AddedToken::from(vocabulary.tokens[id], kind == CONTROL);
             token.normalized(false)
         })
     };
@@ -283,16 +284,16 @@ fn library(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> 
     Ok(library)
 }
 
-fn ids(tokens: &[String]) -> Vocab {
-    (0..).zip(tokens).map(|(id, token)| (token.clone(), id)).collect()
+fn ids(tokens: &[&str]) -> Vocab {
+    (0..).zip(tokens).map(|(id, &token)| (token.into(), id)).collect()
 }
 
 fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
     let (name, cut, words_whole) = cut_of(vocabulary)?;
-    let merges = vocabulary.merges.unwrap_or_default().iter();
+    let merges = vocabulary.merges.iter().flatten();
     let owned = merges.map(|pair| halves(pair).map(|(a, b)| (a.to_owned(), b.to_owned())));
     let bpe = BPE::builder()
-        .vocab_and_merges(ids(vocabulary.tokens), owned.collect::<Result<Vec<_>, _>>()?)
+        .vocab_and_merges(ids(&vocabulary.tokens), owned.collect::<Result<Vec<_>, _>>()?)
         .ignore_merges(words_whole)
         .build()
         .map_err(library_error)?;
@@ -307,11 +308,11 @@ fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Erro
 fn pieces(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> {
     let unknown = vocabulary.specials.unk.and_then(|id| vocabulary.tokens.get(id as usize));
     let mut builder = BPE::builder()
-        .vocab_and_merges(ids(vocabulary.tokens), merges_by_score(vocabulary))
+        .vocab_and_merges(ids(&vocabulary.tokens), merges_by_score(vocabulary))
         .byte_fallback(true)
         .fuse_unk(true);
     if let Some(unknown) = unknown {
-        builder = builder.unk_token(unknown.clone());
+        builder = builder.unk_token((*unknown).to_owned());
     }
     let mut library = tokenizers::Tokenizer::new(builder.build().map_err(library_error)?);
     let marks = NormalizerWrapper::from(Replace::new(" ", MARK).map_err(library_error)?);
@@ -371,7 +372,7 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
         .iter()
         .enumerate()
         .filter(|&(id, _)| ordinary(id))
-        .map(|(id, token)| (token.as_str(), id))
+        .map(|(id, &token)| (token, id))
         .collect();
     let mut all = pairs_of(vocabulary, &places, ordinary);
     let chars = |id: usize| vocabulary.tokens[id].chars().count();
@@ -380,6 +381,6 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
         let key = |m: &(f32, usize, usize)| (lengths[m.1], lengths[m.2]);
         b.0.total_cmp(&a.0).then_with(|| key(b).cmp(&key(a)))
     });
-    let text = |id: usize| vocabulary.tokens[id].clone();
+    let text = |id: usize| vocabulary.tokens[id].to_owned();
     all.into_iter().map(|(_, left, right)| (text(left), text(right))).collect()
 }

@@ -32,7 +32,7 @@ impl Pieces {
         Vocabulary {
             model: "llama",
             pre: "default",
-            tokens: &self.tokens,
+            tokens: self.tokens.iter().map(String::as_str).collect(),
             scores: &self.scores,
             types: &self.types,
             merges: None,
@@ -112,13 +112,20 @@ fn what_does_not_hold_is_named() {
         assert!(error.to_string().contains(word), "{error}");
     };
     let good = pieces.vocabulary(false);
-    refused(&Vocabulary { scores: &[], ..good }, "scores` is missing");
-    refused(&Vocabulary { model: "t5", ..good }, "`t5`");
-    refused(&Vocabulary { model: "gpt2", pre: "gpt-2", ..good }, "merges` is missing");
-    refused(&Vocabulary { model: "gpt2", pre: "odd", ..good }, "`odd`; known are gpt-2");
-    refused(&Vocabulary { types: &[1, 2], ..good }, "token_type` has 2 entries");
+    refused(&Vocabulary { scores: &[], ..good.clone() }, "scores` is missing");
+    refused(&Vocabulary { model: "t5", ..good.clone() }, "`t5`");
+    refused(&Vocabulary { model: "gpt2", pre: "gpt-2", ..good.clone() }, "merges` is missing");
+    refused(&Vocabulary { model: "gpt2", pre: "odd", ..good.clone() }, "`odd`; known are gpt-2");
+    refused(&Vocabulary { types: &[1, 2], ..good.clone() }, "token_type` has 2 entries");
     let far = Specials { eos: Some(9999), ..good.specials };
-    refused(&Vocabulary { specials: far, ..good }, "9999");
-    let merges = ["a  b".to_owned(), "x y".to_owned()];
-    refused(&Vocabulary { model: "gpt2", pre: "gpt-2", merges: Some(&merges), ..good }, "");
+    refused(&Vocabulary { specials: far, ..good.clone() }, "9999");
+    refused(
+        &Vocabulary {
+            model: "gpt2",
+            pre: "gpt-2",
+            merges: Some(vec!["a  b", "x y"]),
+            ..good.clone()
+        },
+        "",
+    );
 }
