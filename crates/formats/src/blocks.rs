@@ -31,52 +31,64 @@ impl QuantRow for StoredRow<'_> {
     fn block(self, kind: QuantKind, index: usize) -> QuantBlock {
         quant_block(kind, self.0, index)
     }
+
+    #[inline(always)]
+    fn place(self, kind: QuantKind, index: usize) -> *const u8 {
+        let (bytes, blocks) = layout(kind);
+        self.0.as_ptr().wrapping_add(index / blocks * bytes + index % blocks * bytes / blocks)
+    }
+}
+
+/// Bytes of a block of a file, and how many blocks of 32 values it holds.
+#[inline(always)]
+const fn layout(kind: QuantKind) -> (usize, usize) {
+    match kind {
+        QuantKind::Q4_0 => (18, 1),
+        QuantKind::Q4_1 => (20, 1),
+        QuantKind::Q5_0 => (22, 1),
+        QuantKind::Q5_1 => (24, 1),
+        QuantKind::Q8_0 => (34, 1),
+        QuantKind::Q4K => (144, 8),
+        QuantKind::Q5K => (176, 8),
+        QuantKind::Q6K => (210, 8),
+    }
 }
 
 #[inline(always)]
 fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
-    let block = |bytes: usize, blocks: usize| -> &[u8] {
-        let at = index / blocks * bytes;
-        &row[at..at + bytes]
-    };
+    let (bytes, blocks) = layout(kind);
+    let b = &row[index / blocks * bytes..][..bytes];
     let mut out = QuantBlock::ZERO;
     match kind {
         QuantKind::Q4_0 => {
-            let b = block(18, 1);
             out.d = bits(b, 0);
             four_bits(&b[2..], &mut out.codes);
         }
         QuantKind::Q4_1 => {
-            let b = block(20, 1);
             (out.d, out.m) = (bits(b, 0), bits(b, 2));
             four_bits(&b[4..], &mut out.codes);
         }
         QuantKind::Q5_0 => {
-            let b = block(22, 1);
             out.d = bits(b, 0);
             four_bits(&b[6..], &mut out.codes);
             fifth_bits(&b[2..6], &mut out.codes);
         }
         QuantKind::Q5_1 => {
-            let b = block(24, 1);
             (out.d, out.m) = (bits(b, 0), bits(b, 2));
             four_bits(&b[8..], &mut out.codes);
             fifth_bits(&b[4..8], &mut out.codes);
         }
         QuantKind::Q8_0 => {
-            let b = block(34, 1);
             out.d = bits(b, 0);
             for (code, q) in out.codes.iter_mut().zip(&b[2..34]) {
                 *code = q ^ 0x80;
             }
         }
         QuantKind::Q4K => {
-            let b = block(144, 8);
             k_scales(b, index % 8, &mut out);
             nibble_half(&b[16..], index % 8, &mut out.codes);
         }
         QuantKind::Q5K => {
-            let b = block(176, 8);
             k_scales(b, index % 8, &mut out);
             nibble_half(&b[48..], index % 8, &mut out.codes);
             for (code, high) in out.codes.iter_mut().zip(&b[16..48]) {
@@ -84,7 +96,6 @@ fn quant_block(kind: QuantKind, row: &[u8], index: usize) -> QuantBlock {
             }
         }
         QuantKind::Q6K => {
-            let b = block(210, 8);
             let scales = &b[192..208];
             let (n, quarter) = (index % 8 / 4, index % 4);
             out.d = bits(b, 208);

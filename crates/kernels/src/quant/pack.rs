@@ -45,6 +45,12 @@ impl QuantBlock {
 pub trait QuantRow: Copy {
     /// The 32 values from `32·index` on, of a row of that kind.
     fn block(self, kind: QuantKind, index: usize) -> QuantBlock;
+
+    /// Where that block stands, if it can be asked for ahead of its time.
+    #[inline(always)]
+    fn place(self, _kind: QuantKind, _index: usize) -> *const u8 {
+        std::ptr::null()
+    }
 }
 
 impl<F: Fn(QuantKind, usize) -> QuantBlock + Copy> QuantRow for F {
@@ -53,7 +59,9 @@ impl<F: Fn(QuantKind, usize) -> QuantBlock + Copy> QuantRow for F {
     }
 }
 
-/// Writes a panel of sixteen rows of `cols` values; `row_of` gives none past the matrix's last row.
+/// Writes a panel of sixteen rows of `cols` values; `row_of` gives none past the matrix's last row. It is
+/// asked for the sixteen rows after the panel's too: they are fetched while this one is written, for rows
+/// come from far memory, and a block of each is too little for the processor to guess what comes next.
 /// A row whose `block` is always inlined knows the kind when that is compiled: codes then go from one
 /// order to the other without being taken apart.
 ///
@@ -67,10 +75,13 @@ pub fn pack_panel<R: QuantRow>(
 ) {
     assert!(cols.is_multiple_of(kind.granule()), "whole blocks");
     assert_eq!(panel.len(), kind.panel_bytes(cols), "a panel");
-    let rows = std::array::from_fn(row_of);
+    let rows: [Option<R>; PANEL_ROWS] = std::array::from_fn(&row_of);
+    let after = std::array::from_fn(|row| row_of(PANEL_ROWS + row));
     macro_rules! each {
         ($($kind:ident)*) => {
-            match kind { $(QuantKind::$kind => pack(QuantKind::$kind, cols, panel, &rows),)* }
+            match kind {
+                $(QuantKind::$kind => pack(QuantKind::$kind, cols, panel, &rows, &after),)*
+            }
         };
     }
     each!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K);
@@ -83,6 +94,7 @@ fn pack<R: QuantRow>(
     cols: usize,
     panel: &mut [u8],
     rows: &[Option<R>; PANEL_ROWS],
+    after: &[Option<R>; PANEL_ROWS],
 ) {
     for index in 0..cols / BLOCK {
         let (at, super_at) = kind.block_at(index);
@@ -90,7 +102,10 @@ fn pack<R: QuantRow>(
         if kind.bits() == 5 {
             panel[codes_at + PANEL_ROWS * BLOCK / 2..codes_at + kind.code_bytes()].fill(0);
         }
-        for (row, stored) in rows.iter().enumerate() {
+        for (row, (stored, after)) in rows.iter().zip(after).enumerate() {
+            if let Some(after) = *after {
+                fetch(after.place(kind, index));
+            }
             let block = match *stored {
                 Some(stored) => stored.block(kind, index),
                 None => QuantBlock::ZERO,
@@ -99,6 +114,19 @@ fn pack<R: QuantRow>(
             put_codes(kind, &mut panel[codes_at..codes_at + kind.code_bytes()], row, &block.codes);
         }
     }
+}
+
+/// Asks for the line at `place`, which need not be readable.
+#[inline(always)]
+fn fetch(place: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
 }
 
 #[inline(always)]
@@ -164,12 +192,23 @@ fn put_codes(kind: QuantKind, codes: &mut [u8], row: usize, block: &[u8; BLOCK])
         std::array::from_fn(|i| block[i] & 15 | (block[i + BLOCK / 2] & 15) << 4);
     halves.chunks_exact(4).enumerate().for_each(|(step, four)| put(step, four));
     if kind.bits() == 5 {
-        for (step, four) in block.chunks_exact(4).enumerate() {
+        let bits = fifths(block);
+        for step in 0..BLOCK / 4 {
             let (byte, shift) = fifth(row, 4 * step);
-            let bits = four.iter().rev().fold(0, |bits, code| bits << 1 | code >> 4 & 1);
-            codes[byte] |= bits << shift;
+            codes[byte] |= ((bits >> (4 * step) & 15) << shift) as u8;
         }
     }
+}
+
+/// The fifth bits of codes, the first lowest.
+#[inline(always)]
+fn fifths(codes: &[u8; BLOCK]) -> u32 {
+    let eights = codes.as_chunks::<8>().0.iter().rev();
+    eights.fold(0, |bits, &eight| {
+        // Eight bits that stand eight apart, side by side in the highest byte: no two sums meet.
+        let ones = u64::from_le_bytes(eight) >> 4 & 0x0101_0101_0101_0101;
+        bits << 8 | (ones.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
+    })
 }
 
 /// Block `index` of row `row` of a panel, as it was packed.
