@@ -5,21 +5,23 @@
 //! caches, keys and values go to the caller's caches and attention reads them there; without, it
 //! reads them in the batch.
 
+mod backward;
+mod memory;
+
+pub(crate) use self::memory::TransformerSlots;
+
+use self::memory::{AttentionSlot, MlpSlot, SharedSlot, is_halved, keep, kept_half, stream_half};
 use crate::cache::Past;
-use crate::runner::{Pass, all_finite};
-use crate::slots::slots;
+use crate::runner::Pass;
 use crate::units::{Course, Packing};
-use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, Recompute, TransformerConfig};
+use crate::{LoraTarget, MlpConfig, NormConfig, PositionConfig, TransformerConfig};
 use kernels::{
-    AttentionShape, HalfKind, HeadPlace, Init, Kv, Segment, Team, add_assign, attention_backward,
-    attention_forward, mixed_attention_backward, mixed_attention_forward, rounded_values,
-    widen_halves,
+    AttentionShape, Init, Kv, Segment, Team, add_assign, attention_forward, mixed_attention_forward,
 };
-use ledger::{Account, Buffer, Spec};
+use ledger::Buffer;
 use std::ops::Range;
 use tensor::ops::{
-    Adapter, Embedding, Linear, MLP_ROWS, Mlp, MlpKind, MlpScratch, Norm, NormKind, Rotary,
-    frozen_work, turn, turn_back,
+    Adapter, Embedding, Linear, MLP_ROWS, Mlp, MlpKind, Norm, NormKind, Rotary, frozen_work, turn,
 };
 use tensor::{Initial, Layout, Packed, ParamId, Parameters, halves_in, halves_in_mut};
 
@@ -55,89 +57,6 @@ pub(crate) struct Transformer {
     shape: AttentionShape,
     /// Values of all packed matrices.
     packed_len: usize,
-}
-
-slots! {
-    /// What the attention half of a layer computes that its backward pass needs. Trained in 16 bits,
-    /// `qkv` and `attention` are kept in 16 bits.
-    struct AttentionSlot {
-        /// R×2
-        stats1,
-        /// R×(H+2G)D
-        qkv,
-        /// R×(H+G)D: queries and keys before the norms of their heads (training only).
-        raw,
-        /// H×R: log-sums of the scores (training only).
-        lse,
-        /// R×HD
-        attention,
-        /// R×C: the branch before its own norm (training only).
-        branch,
-        /// R×2, where the branch has a norm.
-        branch_stats,
-    }
-}
-
-slots! {
-    /// What the MLP half of a layer computes that its backward pass needs. Trained in 16 bits, `up` is
-    /// kept in 16 bits, and in bf16 `middle`.
-    struct MlpSlot {
-        /// R×C: the stream between attention and MLP (training only).
-        middle,
-        /// R×2
-        stats2,
-        /// R×F or R×2F
-        up,
-        /// R×C: the branch before its own norm (training only).
-        branch,
-        /// R×2, where the branch has a norm.
-        branch_stats,
-    }
-}
-
-slots! {
-    /// What all layers share.
-    struct SharedSlot {
-        /// R×C: the residual stream.
-        x,
-        /// R×C
-        normed,
-        /// R×C: what a branch adds to the stream.
-        branch,
-        /// R×2
-        final_stats,
-        /// R×C: what the output projection reads.
-        hidden,
-        /// MLP_ROWS×F
-        act,
-        attention_work,
-        /// R×D: cosines and sines of the rows' positions.
-        angles,
-        /// R×D, where near layers have their own.
-        near_angles,
-        /// R×C: the gradient of the stream (training only).
-        d_x,
-        /// R×max(C, HD): the gradient of what a branch's last step read (training only).
-        d_inner,
-        /// R×(H+2G)D (training only); in a forward pass in 16 bits, queries, keys and values before they
-        /// are rounded.
-        d_qkv,
-        /// MLP_ROWS×(F or 2F) (training only)
-        d_up,
-    }
-}
-
-/// The buffers of a run.
-#[derive(Debug)]
-pub(crate) struct TransformerSlots<B> {
-    /// R×C a layer: the stream before it (training only); in 16 bits where it is trained in bf16 and
-    /// nothing is computed again from it.
-    inputs: Vec<B>,
-    /// One a layer, or one for all.
-    attention: Vec<AttentionSlot<B>>,
-    /// One a layer, or one for all.
-    mlp: Vec<MlpSlot<B>>,
-    shared: SharedSlot<B>,
 }
 
 /// What a layer's forward pass works with beside its slots.
@@ -192,39 +111,6 @@ impl Layer {
             };
             linear.into_iter().for_each(|linear| linear.adapt(adapter.clone()));
         }
-    }
-}
-
-impl<B> TransformerSlots<B> {
-    pub(crate) fn map<C, E>(
-        self,
-        f: &mut impl FnMut(B) -> Result<C, E>,
-    ) -> Result<TransformerSlots<C>, E> {
-        Ok(TransformerSlots {
-            inputs: self.inputs.into_iter().map(&mut *f).collect::<Result<_, E>>()?,
-            attention: self.attention.into_iter().map(|s| s.map(f)).collect::<Result<_, E>>()?,
-            mlp: self.mlp.into_iter().map(|s| s.map(f)).collect::<Result<_, E>>()?,
-            shared: self.shared.map(f)?,
-        })
-    }
-
-    pub(crate) fn each(&self, f: &mut impl FnMut(&B)) {
-        self.inputs.iter().for_each(&mut *f);
-        self.attention.iter().for_each(|s| s.each(f));
-        self.mlp.iter().for_each(|s| s.each(f));
-        self.shared.each(f);
-    }
-
-    /// What the output projection reads, and where its gradient goes.
-    pub(crate) fn hidden_and_gradient(&mut self) -> (&B, &mut B) {
-        (&self.shared.hidden, &mut self.shared.d_inner)
-    }
-}
-
-impl TransformerSlots<Buffer<f32>> {
-    /// The largest attention score since the last call.
-    pub(crate) fn largest_score(&mut self, threads: usize) -> f32 {
-        kernels::largest_score(&mut self.shared.attention_work, threads)
     }
 }
 
@@ -383,138 +269,6 @@ impl Transformer {
         let from = layer.packed.start;
         course.pack(|team, weights, packed| layer.pack(team, weights, packed, from));
         course.parts(from)
-    }
-
-    /// The buffers for batches of up to `rows` rows in sequences of up to `longest` tokens; for a
-    /// backward pass where `training` says what it computes again.
-    pub(crate) fn specs(
-        &self,
-        rows: usize,
-        longest: usize,
-        threads: usize,
-        training: Option<Recompute>,
-        half: Option<HalfKind>,
-    ) -> TransformerSlots<Spec> {
-        let c = self.width();
-        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
-        let f = self.config.intermediate_size;
-        let up = Mlp::saved_width(mlp_kind(&self.config), f);
-        let account = if training.is_some() { Account::Activations } else { Account::Workspace };
-        let kept = |width: usize| if training.is_some() { rows * width } else { 0 };
-        let used = |condition: bool, len: usize| if condition { len } else { 0 };
-        let mixed = half.is_some();
-        let halved = |is_half: bool, len: usize| if is_half { len.div_ceil(2) } else { len };
-        let kept_half = half.filter(|_| training.is_some());
-        let stream_half = stream_half(kept_half).is_some();
-        let layers = self.layers.len();
-        let (post, heads) = (self.config.post_norm, self.config.qk_norm);
-        let attention = slots_of(training, layers, Recompute::Attention, |i| {
-            let spec = |what: &str, len| Spec::new(format!("layer {i} {what}"), account, len);
-            AttentionSlot {
-                stats1: spec("norm 1", rows * Norm::STATS),
-                qkv: spec("q k v", halved(kept_half.is_some(), rows * (h + 2 * g) * d)),
-                raw: spec("q k before norms", used(heads, kept((h + g) * d))),
-                lse: spec("log-sums", kept(h)),
-                attention: spec("attention", halved(kept_half.is_some(), rows * h * d)),
-                branch: spec("attention branch", used(post, kept(c))),
-                branch_stats: spec("attention branch norm", used(post, rows * Norm::STATS)),
-            }
-        });
-        let mlp = slots_of(training, layers, Recompute::Layer, |i| {
-            let spec = |what: &str, len| Spec::new(format!("layer {i} {what}"), account, len);
-            MlpSlot {
-                middle: spec("middle", halved(stream_half, kept(c))),
-                stats2: spec("norm 2", rows * Norm::STATS),
-                up: spec("mlp", halved(mixed, rows * up)),
-                branch: spec("mlp branch", used(post, kept(c))),
-                branch_stats: spec("mlp branch norm", used(post, rows * Norm::STATS)),
-            }
-        });
-        let half_inputs = stream_half && training == Some(Recompute::None);
-        let input =
-            |i| Spec::new(format!("layer {i} input"), account, halved(half_inputs, rows * c));
-        let inputs = (0..used(training.is_some(), layers)).map(input).collect();
-        let kept_spec = |what: &str, len| Spec::new(what, account, len);
-        let work = |what: &str, len| Spec::new(what, Account::Workspace, len);
-        let backward = used(training.is_some(), longest);
-        let tiles = match kept_half {
-            Some(_) => kernels::mixed_attention_workspace(&self.shape, threads, backward),
-            None => kernels::attention_workspace(&self.shape, threads, backward),
-        };
-        let run = MLP_ROWS.min(rows);
-        let shared = SharedSlot {
-            x: kept_spec("residual stream", rows * c),
-            normed: work("normed", rows * c),
-            branch: work("branch", rows * c),
-            final_stats: kept_spec("final norm", rows * Norm::STATS),
-            hidden: kept_spec("hidden", rows * c),
-            act: work("mlp activation", run * Mlp::scratch_width(mlp_kind(&self.config), f, mixed)),
-            attention_work: work("attention tiles", tiles),
-            angles: work("angles", rows * self.rotary.as_ref().map_or(0, Rotary::width)),
-            near_angles: work(
-                "near angles",
-                rows * self.near_rotary.as_ref().map_or(0, Rotary::width),
-            ),
-            d_x: work("d stream", kept(c)),
-            d_inner: work("d inner", kept(c.max(h * d))),
-            d_qkv: work("d q k v", kept((h + 2 * g) * d)),
-            d_up: work("d mlp", used(training.is_some(), run * up)),
-        };
-        TransformerSlots { inputs, attention, mlp, shared }
-    }
-
-    /// Values of the largest second factor of a product of batches of so many rows.
-    pub(crate) fn largest_factor(&self, rows: usize) -> usize {
-        let (c, f) = (self.width(), self.config.intermediate_size);
-        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
-        let weights = [((h + 2 * g) * d, c), (c, h * d), (f, c)].map(|(n, k)| n * k);
-        let inputs = [rows * c, rows * h * d, rows.min(MLP_ROWS) * f];
-        weights.into_iter().chain(inputs).max().unwrap_or(0)
-    }
-
-    /// The first of a training pass's tensors with a value that is not finite.
-    pub(crate) fn first_not_finite(
-        &self,
-        slots: &TransformerSlots<Buffer<f32>>,
-        rows: usize,
-        half: Option<HalfKind>,
-    ) -> Option<String> {
-        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
-        let (c, last) = (self.width(), self.layers.len() - 1);
-        // A slot that layers share holds the last layer's.
-        let place = |count: usize, i: usize| match count {
-            1 => (i == last).then_some(0),
-            _ => Some(i),
-        };
-        let up = rows * Mlp::saved_width(mlp_kind(&self.config), self.config.intermediate_size);
-        let bad_in = |half: Option<HalfKind>, x: &[f32], width: usize| match half {
-            Some(kind) => {
-                halves_in(x, rows * width).iter().any(|&bits| !kind.value(bits).is_finite())
-            }
-            None => !all_finite(&x[..rows * width]),
-        };
-        let stream = stream_half(half);
-        for (i, input) in slots.inputs.iter().enumerate() {
-            let attention = place(slots.attention.len(), i).map(|at| &slots.attention[at]);
-            let mlp = place(slots.mlp.len(), i).map(|at| &slots.mlp[at]);
-            let found = if bad_in(stream.filter(|_| is_halved(input, &slots.shared.x)), input, c) {
-                Some("input")
-            } else if attention.is_some_and(|slot| bad_in(half, &slot.qkv, (h + 2 * g) * d)) {
-                Some("q k v")
-            } else if attention.is_some_and(|slot| bad_in(half, &slot.attention, h * d)) {
-                Some("attention")
-            } else if mlp.is_some_and(|slot| bad_in(stream, &slot.middle, c)) {
-                Some("stream after attention")
-            } else if mlp.is_some_and(|slot| !Mlp::saved_is_finite(&slot.up, up, half)) {
-                Some("mlp")
-            } else {
-                None
-            };
-            if let Some(what) = found {
-                return Some(format!("layer {i} {what}"));
-            }
-        }
-        (!all_finite(&slots.shared.hidden[..rows * c])).then(|| "final norm".to_owned())
     }
 
     /// Runs the batch up to the rows that the output projection reads.
@@ -697,201 +451,6 @@ impl Transformer {
         let (shape, work) = (self.shape_of(layer), &mut *desk.attention_work);
         attention_forward(team, &shape, &segments, qkv, stride, attention, lse, work);
     }
-
-    /// Adds the batch's gradients, from the gradient of `hidden` left in `d_inner`.
-    pub(crate) fn backward(
-        &self,
-        course: &mut Course,
-        gradients: &mut Parameters,
-        slots: &mut TransformerSlots<Buffer<f32>>,
-    ) {
-        let (end, last) = (self.unit_of(self.layers.len()), self.layers.len() - 1);
-        let (pass, _) = self.enter(course, end, Some(self.unit_of(last)));
-        let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
-        let (rows, c) = (batch.rows(), self.width());
-        let TransformerSlots { inputs, attention, mlp, shared } = slots;
-        let d_x = &mut shared.d_x[..rows * c];
-        kernels::clear(team, d_x);
-        let x = &shared.x[..rows * c];
-        let d_hidden = &mut shared.d_inner[..rows * c];
-        pass.dropout_at_the_end(d_hidden);
-        self.norm.backward(team, weights, gradients, x, &shared.final_stats, d_hidden, d_x);
-        course.reduce(gradients, end);
-        // What stands in a slot that layers share is the last layer's.
-        let again = |slots: usize, i: usize| slots < self.layers.len() && i < last;
-        for (i, layer) in self.layers.iter().enumerate().rev() {
-            let next = i.checked_sub(1).map(|i| self.unit_of(i));
-            let attention_again = again(attention.len(), i);
-            let mlp_again = again(mlp.len(), i);
-            let (pass, packed) = &if attention_again || mlp_again || layer.is_adapted() {
-                self.enter_forward(course, (i, layer), next)
-            } else {
-                self.enter(course, self.unit_of(i), next)
-            };
-            let input = &inputs[i];
-            let (attention, mlp) = (slot_of(attention, i), slot_of(mlp, i));
-            if mlp_again {
-                let input = &input[..rows * c];
-                self.layer_again(pass, packed, (i, layer), attention, mlp, input, shared);
-            }
-            self.mlp_backward(pass, packed, gradients, (i, layer), mlp, shared);
-            if attention_again && !mlp_again {
-                let input = &input[..rows * c];
-                self.attention_again(pass, packed, (i, layer), attention, input, shared);
-            }
-            self.attention_backward(pass, packed, gradients, (i, layer), attention, input, shared);
-            // Weights of several layers have their gradient whole at the first of them.
-            if i < self.config.own_layers() {
-                course.reduce(gradients, self.unit_of(i));
-            }
-        }
-        let (pass, _) = course.parts(0);
-        let (team, batch) = (pass.team, pass.batch);
-        let d_x = &mut shared.d_x[..rows * c];
-        pass.dropout(d_x, 0);
-        if let Some(factor) = self.config.embedding_scale {
-            kernels::scale(team, d_x, factor);
-        }
-        self.tokens.backward(team, gradients, &batch.tokens, d_x);
-        if let Some(positions) = &self.positions {
-            positions.backward(team, gradients, &batch.positions, d_x);
-        }
-        course.reduce(gradients, 0);
-    }
-
-    /// Fills both slots of a layer again from its input.
-    #[expect(clippy::too_many_arguments, reason = "what a layer's forward pass reads and writes")]
-    fn layer_again(
-        &self,
-        pass: &Pass,
-        packed: &Packed,
-        (index, layer): (usize, &Layer),
-        attention: &mut AttentionSlot<Buffer<f32>>,
-        mlp: &mut MlpSlot<Buffer<f32>>,
-        input: &[f32],
-        shared: &mut SharedSlot<Buffer<f32>>,
-    ) {
-        let (x, desk) = &mut shared.desk(packed, input.len());
-        kernels::copy(pass.team, input, x);
-        self.attention_half(pass, (index, layer), &mut Past::none(), attention, desk, x);
-        if layer.post.is_some() {
-            return self.mlp_half(pass, (index, layer), mlp, desk, x);
-        }
-        keep(pass.team, stream_half(pass.weights.halves_kind()), &mut mlp.middle, x);
-        layer.norm2.forward(pass.team, pass.weights, x, desk.normed, &mut mlp.stats2);
-        let (normed, up, act) = (&*desk.normed, &mut mlp.up, &mut *desk.act);
-        layer.mlp.recompute(pass.team, pass.weights, packed, normed, up, act);
-    }
-
-    /// Fills a layer's slot of attention again from its input.
-    fn attention_again(
-        &self,
-        pass: &Pass,
-        packed: &Packed,
-        layer: (usize, &Layer),
-        slot: &mut AttentionSlot<Buffer<f32>>,
-        input: &[f32],
-        shared: &mut SharedSlot<Buffer<f32>>,
-    ) {
-        let (x, desk) = &mut shared.desk(packed, input.len());
-        if layer.1.post.is_none() {
-            return self.attend(pass, layer, &mut Past::none(), slot, desk, input);
-        }
-        kernels::copy(pass.team, input, x);
-        self.attention_half(pass, layer, &mut Past::none(), slot, desk, x);
-    }
-
-    fn mlp_backward(
-        &self,
-        pass: &Pass,
-        packed: &Packed,
-        gradients: &mut Parameters,
-        (index, layer): (usize, &Layer),
-        slot: &mut MlpSlot<Buffer<f32>>,
-        shared: &mut SharedSlot<Buffer<f32>>,
-    ) {
-        let (team, weights) = (pass.team, pass.weights);
-        let n = pass.batch.rows() * self.width();
-        let (normed, room) = (&mut shared.normed[..n], &mut shared.branch[..n]);
-        let (d_x, d_normed) = (&mut shared.d_x[..n], &mut shared.d_inner[..n]);
-        let middle = stream(pass, &slot.middle, &mut shared.x, n);
-        layer.norm2.forward(team, weights, middle, normed, &mut slot.stats2);
-        let norm = layer.post.as_ref().map(|post| &post.1);
-        let (read, place) = ((&slot.branch[..], &slot.branch_stats[..]), 2 * index as u64 + 2);
-        let branch = branch_gradient(pass, gradients, norm, read, place, d_x, room);
-        let scratch = &mut MlpScratch { act: &mut shared.act, d_up: &mut shared.d_up };
-        layer.mlp.backward(
-            team, weights, gradients, packed, normed, &slot.up, branch, d_normed, scratch,
-        );
-        layer.norm2.backward(team, weights, gradients, middle, &slot.stats2, d_normed, d_x);
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "a backward pass takes what the forward saved")]
-    fn attention_backward(
-        &self,
-        pass: &Pass,
-        packed: &Packed,
-        gradients: &mut Parameters,
-        (index, layer): (usize, &Layer),
-        slot: &mut AttentionSlot<Buffer<f32>>,
-        input: &[f32],
-        shared: &mut SharedSlot<Buffer<f32>>,
-    ) {
-        let (team, weights, batch) = (pass.team, pass.weights, pass.batch);
-        let (rows, c) = (batch.rows(), self.width());
-        let (h, g, d) = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim);
-        let (stride, width) = ((h + 2 * g) * d, (h + g) * d);
-        let (normed, room) = (&mut shared.normed[..rows * c], &mut shared.branch[..rows * c]);
-        let d_x = &mut shared.d_x[..rows * c];
-        let norm = layer.post.as_ref().map(|post| &post.0);
-        let (read, place) = ((&slot.branch[..], &slot.branch_stats[..]), 2 * index as u64 + 1);
-        let branch = branch_gradient(pass, gradients, norm, read, place, d_x, room);
-        let d_attention = &mut shared.d_inner[..rows * h * d];
-        let (shape, sequences) = (&self.shape_of(layer), &batch.sequences[..]);
-        let d_qkv = &mut shared.d_qkv[..rows * stride];
-        let (lse, work) = (&slot.lse[..h * rows], &mut shared.attention_work);
-        if let Some(kind) = kept_half(pass, slot) {
-            let attention = halves_in(&slot.attention, rows * h * d);
-            let d = (branch, c, 0);
-            layer.out.backward_halves(team, weights, gradients, attention, d, d_attention);
-            let kept = (halves_in(&slot.qkv, rows * stride), attention, lse);
-            mixed_attention_backward(team, kind, shape, sequences, kept, d_attention, d_qkv, work);
-        } else {
-            let (qkv, attention) = (&slot.qkv[..rows * stride], &slot.attention[..rows * h * d]);
-            let wanted = Some((&mut *d_attention, Init::Zero));
-            layer.out.backward(team, weights, gradients, packed, attention, branch, c, 0, wanted);
-            attention_backward(
-                team,
-                shape,
-                sequences,
-                qkv,
-                attention,
-                lse,
-                d_attention,
-                d_qkv,
-                work,
-            );
-        }
-        if self.rotary.is_some() {
-            let near = self.turns_near(layer);
-            let angles = if near { &shared.near_angles } else { &shared.angles };
-            turn_back(team, d_qkv, stride, 0, h + g, &angles[..rows * d]);
-        }
-        if let Some((queries, keys)) = &layer.heads {
-            let raw = &slot.raw[..rows * width];
-            for (norm, from, heads) in [(queries, 0, h), (keys, h * d, g)] {
-                let read = (raw, HeadPlace { stride: width, from, heads });
-                let made = (&mut *d_qkv, HeadPlace { stride, from, heads });
-                norm.heads_backward(team, weights, gradients, read, made);
-            }
-        }
-        let input = stream(pass, input, &mut shared.x, rows * c);
-        layer.norm1.forward(team, weights, input, normed, &mut slot.stats1);
-        let d_normed = &mut shared.d_inner[..rows * c];
-        let wanted = Some((&mut *d_normed, Init::Zero));
-        layer.qkv.backward(team, weights, gradients, packed, normed, d_qkv, stride, 0, wanted);
-        layer.norm1.backward(team, weights, gradients, input, &slot.stats1, d_normed, d_x);
-    }
 }
 
 impl SharedSlot<Buffer<f32>> {
@@ -915,47 +474,10 @@ impl SharedSlot<Buffer<f32>> {
     }
 }
 
-/// A slot a layer, or one for all: without a backward pass, and where `shared_from` or more is
-/// computed again.
-fn slots_of<T>(
-    training: Option<Recompute>,
-    layers: usize,
-    shared_from: Recompute,
-    slot: impl Fn(usize) -> T,
-) -> Vec<T> {
-    let place = |r: Recompute| Recompute::ALL.iter().position(|&other| other == r);
-    let own = training.is_some_and(|recompute| place(recompute) < place(shared_from));
-    (0..if own { layers } else { 1 }).map(slot).collect()
-}
-
 /// The slot of layer `i`.
 fn slot_of<T>(slots: &mut [T], i: usize) -> &mut T {
     let only = slots.len() == 1;
     &mut slots[if only { 0 } else { i }]
-}
-
-/// The gradient of what a branch makes, from the stream's: the same, but for the branch's norm and what
-/// was dropped, which need `room`. Saved: what the norm read, and its statistics.
-fn branch_gradient<'a>(
-    pass: &Pass,
-    gradients: &mut Parameters,
-    norm: Option<&Norm>,
-    (read, stats): (&[f32], &[f32]),
-    place: u64,
-    d_x: &'a [f32],
-    room: &'a mut [f32],
-) -> &'a [f32] {
-    match norm {
-        Some(norm) => {
-            kernels::clear(pass.team, room);
-            let read = &read[..d_x.len()];
-            norm.backward(pass.team, pass.weights, gradients, read, stats, d_x, room);
-        }
-        None if pass.dropout.is_none() => return d_x,
-        None => kernels::copy(pass.team, d_x, room),
-    }
-    pass.dropout(room, place);
-    room
 }
 
 fn mlp_kind(config: &TransformerConfig) -> MlpKind {
@@ -984,42 +506,4 @@ fn add_branch(
         }
         None => add_assign(pass.team, x, branch),
     }
-}
-
-/// Keeps a copy for the backward pass, where there is a place for it; in 16 bits where told.
-fn keep(team: &Team, half: Option<HalfKind>, slot: &mut Buffer<f32>, x: &[f32]) {
-    match half {
-        _ if slot.is_empty() => {}
-        Some(kind) => kernels::round_halves(team, kind, x, halves_in_mut(slot, x.len())),
-        None => kernels::copy(team, x, &mut slot[..x.len()]),
-    }
-}
-
-/// In which 16 bits queries, keys, values and what attention makes of them are kept: those of training.
-fn kept_half(pass: &Pass, slot: &AttentionSlot<Buffer<f32>>) -> Option<HalfKind> {
-    pass.weights.halves_kind().filter(|_| !slot.lse.is_empty())
-}
-
-/// In which 16 bits the stream is kept for the backward pass. Half precision ends at 65,504, which a
-/// stream may pass.
-fn stream_half(half: Option<HalfKind>) -> Option<HalfKind> {
-    half.filter(|&kind| kind == HalfKind::Bf16)
-}
-
-/// Whether a copy of the stream is kept in 16 bits.
-fn is_halved(kept: &[f32], stream: &[f32]) -> bool {
-    kept.len() < stream.len()
-}
-
-/// The stream as it was kept, n values, in `room` where it has to be widened. In 16-bit training it is
-/// what 16 bits say, though it may be kept whole to compute again from.
-fn stream<'a>(pass: &Pass, kept: &'a [f32], room: &'a mut [f32], n: usize) -> &'a [f32] {
-    let Some(kind) = stream_half(pass.weights.halves_kind()) else { return &kept[..n] };
-    let is_halved = is_halved(kept, room);
-    let room = &mut room[..n];
-    match is_halved {
-        true => widen_halves(pass.team, kind, halves_in(kept, n), room),
-        false => rounded_values(pass.team, kind, &kept[..n], room),
-    }
-    room
 }
