@@ -42,7 +42,13 @@ pub(crate) trait Lanes: Copy {
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
         // SAFETY: the caller gives sixteen readable halves.
-        unsafe { Self::load(crate::kv::widen_sixteen(p).as_ptr()) }
+        unsafe { Self::load(crate::kept::widen_sixteen(p).as_ptr()) }
+    }
+    /// A half-precision number, exactly, in all lanes.
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u16) -> Self {
+        // SAFETY: the caller gives a readable half.
+        unsafe { Self::splat(crate::halves::widened(p.read_unaligned())) }
     }
     /// Sixteen i8.
     #[inline(always)]
@@ -304,7 +310,7 @@ mod x86 {
     use super::{LANES, Lanes};
     use std::arch::x86_64::*;
 
-    /// Two registers of eight lanes.
+    /// Two registers of eight lanes; halves are widened by F16C.
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(pub __m256, pub __m256);
 
@@ -348,6 +354,32 @@ mod x86 {
                 let half = |p: *const u16| {
                     let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
                     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+                };
+                Avx2(half(p), half(p.add(8)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has F16C and gives sixteen readable halves.
+            unsafe {
+                let half = |p: *const u16| _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
+                Avx2(half(p), half(p.add(8)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn splat_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has F16C and gives a readable half.
+            unsafe {
+                let half = _mm256_cvtph_ps(_mm_set1_epi16(p.read_unaligned().cast_signed()));
+                Avx2(half, half)
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const i8) -> Self {
+            // SAFETY: the caller has AVX2 and gives sixteen readable bytes.
+            unsafe {
+                let half = |p: *const i8| {
+                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
                 };
                 Avx2(half(p), half(p.add(8)))
             }
@@ -506,6 +538,14 @@ mod x86 {
         unsafe fn load_f16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
             unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn splat_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX-512 and gives a readable half.
+            unsafe {
+                let half = p.read_unaligned().cast_signed();
+                Avx512(_mm512_cvtph_ps(_mm256_set1_epi16(half)))
+            }
         }
         #[inline(always)]
         unsafe fn store_bf16(self, p: *mut u16) {
@@ -699,7 +739,7 @@ macro_rules! stamp {
                     // SAFETY: the caller keeps the body's contract.
                     unsafe { $body::<$crate::lanes::Avx512>($($arg),*) }
                 }
-                #[target_feature(enable = "avx2,fma")]
+                #[target_feature(enable = "avx2,fma,f16c")]
                 unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: the caller keeps the body's contract.
                     unsafe { $body::<$crate::lanes::Avx2>($($arg),*) }
