@@ -112,6 +112,9 @@ pub(crate) trait Lanes: Copy {
     /// Asks for the values at p, which need not be readable.
     #[inline(always)]
     fn prefetch(_p: *const f32) {}
+    /// The same, no nearer than the second cache.
+    #[inline(always)]
+    fn prefetch_far(_p: *const f32) {}
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
     unsafe fn store_part(self, p: *mut f32, n: usize);
     unsafe fn add(self, b: Self) -> Self;
@@ -390,6 +393,11 @@ mod x86 {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
         }
         #[inline(always)]
+        fn prefetch_far(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        }
+        #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
             // SAFETY: the caller has AVX2 and FMA.
             unsafe { Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
@@ -629,6 +637,11 @@ mod x86 {
         fn prefetch(p: *const f32) {
             // SAFETY: a prefetch reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+        #[inline(always)]
+        fn prefetch_far(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
         }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {

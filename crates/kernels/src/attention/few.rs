@@ -26,8 +26,33 @@ pub(super) struct Tile {
     pub key_blocks: [*const u8; BLOCKS],
     /// Where the first rows of their values begin.
     pub value_blocks: [*const u8; BLOCKS],
+    /// Where the keys of the next tile begin, which are asked for while values are summed up.
+    pub next_keys: [*const u8; BLOCKS],
     /// Bytes from a row of values to the next.
     pub stride: usize,
+}
+
+impl Tile {
+    /// Asks for the row of values that a row of keys is followed by.
+    #[inline(always)]
+    fn ask_for_values<S: Lanes>(&self, row: usize) {
+        let block = self.value_blocks[row / LANES];
+        self.ask::<S>(block.wrapping_add(row % LANES * self.stride));
+    }
+
+    /// Asks for a sixty-fourth of the next tile's keys.
+    #[inline(always)]
+    fn ask_for_keys<S: Lanes>(&self, part: usize) {
+        let block = self.next_keys[part / LANES];
+        self.ask::<S>(block.wrapping_add(part % LANES * self.kind.head_bytes(self.d)));
+    }
+
+    #[inline(always)]
+    fn ask<S: Lanes>(&self, head: *const u8) {
+        for at in (0..self.kind.head_bytes(self.d)).step_by(64) {
+            S::prefetch_far(head.wrapping_add(at).cast());
+        }
+    }
 }
 
 /// A product whose sums stay in registers, M rows and N vectors at a time.
@@ -115,12 +140,17 @@ impl<K: Kept> Tiled for Scores<'_, K> {
             let queries = self.queries.add(row * d);
             let blocks = &self.tile.key_blocks[vector..vector + N];
             let mut sums = [[S::splat(0.0); N]; M];
+            let (first, mut asked) = (row + vector == 0, 0);
             for share in 0..d.div_ceil(SHARE) {
                 let mut scales = [S::splat(1.0); N];
                 for (scales, &block) in scales.iter_mut().zip(blocks) {
                     *scales = K::key_scales::<S>(block, share);
                 }
                 for c in share * SHARE..d.min((share + 1) * SHARE) {
+                    while first && asked * d < (c + 1) * self.tile.keys {
+                        self.tile.ask_for_values::<S>(asked);
+                        asked += 1;
+                    }
                     let mut keys = [S::splat(0.0); N];
                     for (i, keys) in keys.iter_mut().enumerate() {
                         let values = blocks[i].add(LANES * K::scale_bytes(d));
@@ -179,6 +209,9 @@ impl<K: Kept> Tiled for Sums<'_, K> {
             for (block, &first) in self.tile.value_blocks.iter().enumerate() {
                 for j in block * LANES..keys.min((block + 1) * LANES) {
                     let head = first.add((j - block * LANES) * stride);
+                    if row + vector == 0 {
+                        self.tile.ask_for_keys::<S>(j);
+                    }
                     let mut values = [S::splat(0.0); N];
                     for (i, values) in values.iter_mut().enumerate() {
                         let (at, share) = (place + i * LANES, vector / 2 + i / 2);

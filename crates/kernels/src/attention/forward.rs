@@ -189,8 +189,12 @@ impl Lines<'_> {
         }
         let rows = &mut scores.as_chunks_mut::<KEY_TILE>().0[..used];
         let mut started = false;
-        for (from, keys) in self.tiles() {
-            let tile = self.tile(from, keys);
+        let mut tiles = self.tiles().peekable();
+        while let Some((from, keys)) = tiles.next() {
+            let mut tile = self.tile(from, keys);
+            if let Some(&(from, keys)) = tiles.peek() {
+                tile.next_keys = self.tile(from, keys).key_blocks;
+            }
             // SAFETY: the blocks are there.
             unsafe { few::scores(&tile, queries, rows) };
             for (lane, row) in rows.iter_mut().enumerate() {
@@ -218,7 +222,8 @@ impl Lines<'_> {
             let (keys, values) = self.kv.together(from + i * LANES, self.group(), d);
             (key_blocks[i], value_blocks[i]) = (keys.as_ptr(), values.as_ptr());
         }
-        Tile { kind, d, keys, key_blocks, value_blocks, stride: 4 * self.kv.stride }
+        let (next_keys, stride) = (key_blocks, 4 * self.kv.stride);
+        Tile { kind, d, keys, key_blocks, value_blocks, next_keys, stride }
     }
 }
 
