@@ -16,6 +16,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Lanes: Copy {
     /// Virtual vectors a tile of a matrix product is wide at most.
     const TILE_VECS: usize;
+    /// Virtual vectors that the registers hold.
+    const VECTORS: usize;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);
@@ -223,6 +225,7 @@ macro_rules! per_lane {
 
 impl Lanes for Plain {
     const TILE_VECS: usize = 1;
+    const VECTORS: usize = 2;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Plain([x; LANES])
@@ -340,6 +343,7 @@ mod x86 {
 
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
+        const VECTORS: usize = 8;
         #[inline(always)]
         unsafe fn largest(self) -> f32 {
             // SAFETY: the caller has AVX2.
@@ -518,6 +522,7 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        const VECTORS: usize = 32;
         #[inline(always)]
         unsafe fn largest(self) -> f32 {
             // SAFETY: the caller has AVX-512.

@@ -65,57 +65,43 @@ trait Tiled {
 /// All rows and vectors of a product, by parts that registers have room for.
 #[inline(always)]
 unsafe fn cover<S: Lanes>(work: &impl Tiled, rows: usize, vectors: usize) {
+    let together = if S::VECTORS > TOGETHER { TOGETHER } else { 1 };
     let mut row = 0;
     while row < rows {
         // Evenly: five rows are three and two.
         let left = rows - row;
-        let m = left.div_ceil(left.div_ceil(TOGETHER));
-        let most = match m {
-            _ if S::TILE_VECS > 1 => 4,
-            1 => 4,
-            2 | 3 => 2,
-            _ => 1,
-        };
-        let mut vector = 0;
-        while vector < vectors {
-            let n = most.min(vectors - vector);
-            // SAFETY: parts stay inside the product.
-            let taken = unsafe {
-                match m {
-                    1 => some_vectors::<S, 1>(work, row, vector, n),
-                    2 => some_vectors::<S, 2>(work, row, vector, n),
-                    3 => some_vectors::<S, 3>(work, row, vector, n),
-                    _ => some_vectors::<S, TOGETHER>(work, row, vector, n),
-                }
-            };
-            vector += taken;
+        let taken = left.div_ceil(left.div_ceil(together));
+        // SAFETY: parts stay inside the product.
+        unsafe {
+            match taken {
+                _ if together == 1 => cover_rows::<S, 1>(work, row, vectors),
+                1 => cover_rows::<S, 1>(work, row, vectors),
+                2 => cover_rows::<S, 2>(work, row, vectors),
+                3 => cover_rows::<S, 3>(work, row, vectors),
+                _ => cover_rows::<S, TOGETHER>(work, row, vectors),
+            }
         }
-        row += m;
+        row += taken;
     }
 }
 
-/// Up to `most` vectors; how many they were. Parts of more than one begin at an even vector.
+/// All vectors of M rows; parts of more than one begin at an even vector.
 #[inline(always)]
-unsafe fn some_vectors<S: Lanes, const M: usize>(
-    work: &impl Tiled,
-    row: usize,
-    vector: usize,
-    most: usize,
-) -> usize {
-    // SAFETY: as the caller's.
-    unsafe {
-        match most {
-            4 => {
+unsafe fn cover_rows<S: Lanes, const M: usize>(work: &impl Tiled, row: usize, vectors: usize) {
+    let mut vector = 0;
+    while vector < vectors {
+        let left = vectors - vector;
+        // SAFETY: as the caller's.
+        unsafe {
+            if 4 * M < S::VECTORS && left >= 4 {
                 work.part::<S, M, 4>(row, vector);
-                4
-            }
-            2 | 3 => {
+                vector += 4;
+            } else if 2 * M < S::VECTORS && left >= 2 {
                 work.part::<S, M, 2>(row, vector);
-                2
-            }
-            _ => {
+                vector += 2;
+            } else {
                 work.part::<S, M, 1>(row, vector);
-                1
+                vector += 1;
             }
         }
     }
@@ -173,9 +159,12 @@ impl<K: Kept> Tiled for Scores<'_, K> {
     }
 }
 
-/// Sums of values, weighted by a row of probabilities a query: vectors of sixteen places.
-struct Sums<'a, K> {
+/// Sums of values, weighted by a row of probabilities a query: vectors of sixteen places, or with `CUT`
+/// one of those that are left.
+struct Sums<'a, K, const CUT: bool> {
     tile: &'a Tile,
+    /// The first place.
+    from: usize,
     /// A row of 64 a query.
     probabilities: *const f32,
     /// What older sums are multiplied by; absent where there are none.
@@ -185,23 +174,22 @@ struct Sums<'a, K> {
     kept: PhantomData<K>,
 }
 
-impl<K: Kept> Tiled for Sums<'_, K> {
+impl<K: Kept, const CUT: bool> Tiled for Sums<'_, K, CUT> {
     #[inline(always)]
     unsafe fn part<S: Lanes, const M: usize, const N: usize>(&self, row: usize, vector: usize) {
-        // SAFETY: as the caller's; the last vector is cut to D.
+        // SAFETY: as the caller's.
         unsafe {
             let Tile { d, keys, stride, .. } = *self.tile;
-            let place = vector * LANES;
-            let last = LANES.min(d - place - (N - 1) * LANES);
-            let width = |i: usize| if i + 1 < N { LANES } else { last };
+            let width = if CUT { d % LANES } else { LANES };
+            let place = self.from + vector * LANES;
             let out = self.out.add(row * d + place);
             let mut sums = [[S::splat(0.0); N]; M];
             if let Some(factors) = self.factors {
                 for (m, sums) in sums.iter_mut().enumerate() {
                     let factor = S::splat(factors[row + m]);
                     for (i, sum) in sums.iter_mut().enumerate() {
-                        let (from, n) = (out.add(m * d + i * LANES).cast_const(), width(i));
-                        let old = if n == LANES { S::load(from) } else { S::load_part(from, n) };
+                        let from = out.add(m * d + i * LANES).cast_const();
+                        let old = if CUT { S::load_part(from, width) } else { S::load(from) };
                         *sum = old.mul(factor);
                     }
                 }
@@ -209,13 +197,13 @@ impl<K: Kept> Tiled for Sums<'_, K> {
             for (block, &first) in self.tile.value_blocks.iter().enumerate() {
                 for j in block * LANES..keys.min((block + 1) * LANES) {
                     let head = first.add((j - block * LANES) * stride);
-                    if row + vector == 0 {
+                    if row + place == 0 {
                         self.tile.ask_for_keys::<S>(j);
                     }
                     let mut values = [S::splat(0.0); N];
                     for (i, values) in values.iter_mut().enumerate() {
-                        let (at, share) = (place + i * LANES, vector / 2 + i / 2);
-                        *values = K::row::<S>(head, d, at, width(i), share);
+                        let (at, share) = (place + i * LANES, place / SHARE + i / 2);
+                        *values = K::row::<S>(head, d, at, width, share);
                     }
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let p = S::splat(*self.probabilities.add((row + m) * KEY_TILE + j));
@@ -227,8 +215,8 @@ impl<K: Kept> Tiled for Sums<'_, K> {
             }
             for (m, sums) in sums.iter().enumerate() {
                 for (i, sum) in sums.iter().enumerate() {
-                    let (to, n) = (out.add(m * d + i * LANES), width(i));
-                    if n == LANES { sum.store(to) } else { sum.store_part(to, n) }
+                    let to = out.add(m * d + i * LANES);
+                    if CUT { sum.store_part(to, width) } else { sum.store(to) }
                 }
             }
         }
@@ -306,10 +294,20 @@ unsafe fn sums_of<S: Lanes, K: Kept>(
     factors: Option<&[f32]>,
     out: *mut f32,
 ) {
-    let probabilities = rows.as_ptr().cast();
-    let work = Sums::<K> { tile, probabilities, factors, out, kept: PhantomData };
+    let (d, kept) = (tile.d, PhantomData::<K>);
+    let (from, probabilities) = (0, rows.as_ptr().cast());
+    let whole = Sums::<K, false> { tile, from, probabilities, factors, out, kept };
+    let from = d / LANES * LANES;
+    let rest = Sums::<K, true> { tile, from, probabilities, factors, out, kept };
     // SAFETY: as the caller's.
-    unsafe { cover::<S>(&work, rows.len(), tile.d.div_ceil(LANES)) }
+    unsafe {
+        cover::<S>(&whole, rows.len(), d / LANES);
+        if from < d {
+            for row in 0..rows.len() {
+                rest.part::<S, 1, 1>(row, 0);
+            }
+        }
+    }
 }
 
 /// Scores become probabilities relative to the running maxima, as
