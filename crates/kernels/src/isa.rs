@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub enum Isa {
     /// Loops that the compiler vectorises for the build's baseline.
     Plain = 1,
-    /// AVX2 with FMA: eight lanes a register, two registers a virtual vector.
+    /// AVX2 with FMA and F16C: eight lanes a register, two registers a virtual vector.
     Avx2 = 2,
     /// AVX-512 F, DQ, BW and VL: sixteen lanes a register.
     Avx512 = 3,
@@ -56,7 +56,7 @@ impl Isa {
                 let amx = has!("avx512vnni") && has!("f16c") && crate::amx::available();
                 return if amx { Isa::Amx } else { Isa::Avx512 };
             }
-            if has!("avx2") && has!("fma") {
+            if has!("avx2") && has!("fma") && has!("f16c") {
                 return Isa::Avx2;
             }
         }

@@ -6,11 +6,12 @@
 //! and widening are exact rules on single values, the same at every instruction set.
 
 use crate::halves::widened;
-use crate::lanes::{LANES, Lanes, stamp};
+use crate::kept::{BLOCKS, widen_keys, widen_rows};
+use crate::lanes::LANES;
 use crate::matmul::gather_raw;
 
 /// Values of a head that share a scale.
-const SHARE: usize = 32;
+pub(crate) const SHARE: usize = 32;
 
 /// How keys and values are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -61,34 +62,27 @@ impl KvKind {
             out[..row.len()].copy_from_slice(row);
             return;
         }
-        // Raw bits: a word holds parts of values.
-        let bytes = bytes_mut(out);
-        let heads = bytes.chunks_exact_mut(self.head_bytes(d));
-        for (head, out) in row.chunks_exact(d).zip(heads) {
-            match self {
-                KvKind::F16 => {
-                    head.iter().zip(out.as_chunks_mut::<2>().0).for_each(|(&x, b)| {
-                        *b = half_of(x).to_le_bytes();
-                    });
-                }
-                _ => store_q8(head, out),
-            }
-        }
+        self.store_among(row, d, (1, 0), out);
     }
 
-    /// Widens the `d` values of a head.
-    pub(crate) fn load(self, head: &[u8], d: usize, out: &mut [f32]) {
-        assert!(head.len() >= self.head_bytes(d) && out.len() >= d, "a head");
-        // SAFETY: both hold a head, by the check above.
-        unsafe {
-            match self {
-                KvKind::F32 => {
-                    out.iter_mut().zip(head.as_chunks::<4>().0).take(d).for_each(|(v, b)| {
-                        *v = f32::from_le_bytes(*b);
-                    });
-                }
-                KvKind::F16 => load_f16(head.as_ptr(), d, out.as_mut_ptr()),
-                KvKind::Q8 => load_q8(head.as_ptr(), d, out.as_mut_ptr()),
+    /// Stores a row as the `lane`th of `lanes` that stand together: what each has at a place of a head
+    /// stands side by side, scales before values.
+    fn store_among(self, row: &[f32], d: usize, place: (usize, usize), block: &mut [f32]) {
+        let (lanes, lane) = place;
+        if self == KvKind::F32 {
+            for (value, together) in row.iter().zip(block.chunks_exact_mut(lanes)) {
+                together[lane] = *value;
+            }
+            return;
+        }
+        // Raw bits: a word holds parts of values.
+        let heads = bytes_mut(block).chunks_exact_mut(lanes * self.head_bytes(d));
+        for (head, out) in row.chunks_exact(d).zip(heads) {
+            if self == KvKind::F16 {
+                let halves = out.as_chunks_mut::<2>().0.iter_mut().skip(lane).step_by(lanes);
+                halves.zip(head).for_each(|(half, &x)| *half = half_of(x).to_le_bytes());
+            } else {
+                store_q8(head, place, out);
             }
         }
     }
@@ -112,15 +106,16 @@ pub struct Kv<'a> {
     pub pages: &'a [u32],
     /// Positions that a page holds.
     pub page_tokens: usize,
-    /// Neighbouring positions whose keys stand together: 1, or 16 in pages of so many positions. Their
-    /// values of the first place of a head stand first, then those of the second, and so on; so one load
-    /// takes a place of all of them.
+    /// Neighbouring positions whose keys stand together: 1, or 16 in pages of so many positions. A head of
+    /// all of them takes the place of as many rows' heads: their scales of the first share, if there are
+    /// scales, those of the second, and so on; then their values of the first place, of the second, and
+    /// so on; so one load takes a place of all of them.
     pub lanes: usize,
 }
 
 /// How many neighbouring positions' keys stand together in pages of `page_tokens`.
-pub const fn key_lanes(kind: KvKind, page_tokens: usize) -> usize {
-    if matches!(kind, KvKind::F32) && page_tokens.is_multiple_of(LANES) { LANES } else { 1 }
+pub const fn key_lanes(page_tokens: usize) -> usize {
+    if page_tokens.is_multiple_of(LANES) { LANES } else { 1 }
 }
 
 /// Stores a row of keys as the `inside`th of a page whose first word is `at`.
@@ -135,14 +130,12 @@ pub fn store_keys(
     inside: usize,
     page: &mut [f32],
 ) {
-    if lanes == 1 {
-        return kind.store(row, d, &mut page[inside * stride..(inside + 1) * stride]);
-    }
     let first = inside / lanes * lanes;
     let block = &mut page[first * stride..(first + lanes) * stride];
-    for (value, together) in row.iter().zip(block.chunks_exact_mut(lanes)) {
-        together[inside - first] = *value;
+    if lanes == 1 {
+        return kind.store(row, d, block);
     }
+    kind.store_among(row, d, (lanes, inside - first), block);
 }
 
 impl<'a> Kv<'a> {
@@ -152,33 +145,41 @@ impl<'a> Kv<'a> {
         Kv { keys, values, kind, stride, pages, page_tokens: usize::MAX, lanes: 1 }
     }
 
-    /// What head `group` has of `count` positions from `from` on, in runs of neighbours that lie in one
-    /// page. Only where values are kept as F32.
-    pub(crate) fn runs(
+    /// What head `group` has of sixteen positions from `position` on whose keys stand together: all their
+    /// keys, and their rows of values from the first's head to the last's.
+    pub(crate) fn together(&self, position: usize, group: usize, d: usize) -> (&'a [u8], &'a [u8]) {
+        let ((row, _), size) = (self.run_at(position, 1), self.kind.head_bytes(d));
+        let keys = 4 * row + group * size * self.lanes;
+        let values = 4 * row + group * size;
+        let rows = (self.lanes - 1) * 4 * self.stride + size;
+        let (all_keys, all_values) = (bytes(self.keys), bytes(self.values));
+        (&all_keys[keys..][..size * self.lanes], &all_values[values..][..rows])
+    }
+
+    /// The keys of head `group` of positions that stand together from `position` on, as F32: D·16 values.
+    pub(crate) fn block(&self, position: usize, group: usize, d: usize) -> &'a [f32] {
+        let (row, _) = self.run_at(position, 1);
+        &self.keys[row + group * d * self.lanes..][..d * self.lanes]
+    }
+
+    /// Widens the keys of head `group` of `count` positions that stand together, from `from` on: D lines
+    /// of 64 positions.
+    pub(crate) fn widen_together(
         &self,
         from: usize,
         count: usize,
         group: usize,
         d: usize,
-    ) -> impl Iterator<Item = Run<'a>> {
-        let kv = *self;
-        let mut done = 0;
-        std::iter::from_fn(move || {
-            if done >= count {
-                return None;
-            }
-            let (row, keys) = kv.run_at(from + done, count - done);
-            let start = row + group * d;
-            let run = Run { from: done, keys, values: &kv.values[start..], stride: kv.stride };
-            done += keys;
-            Some(run)
-        })
-    }
-
-    /// The keys of head `group` of the positions that stand together from `position` on: D·16 values.
-    pub(crate) fn block(&self, position: usize, group: usize, d: usize) -> &'a [f32] {
-        let (row, _) = self.run_at(position, 1);
-        &self.keys[row + group * d * self.lanes..][..d * self.lanes]
+        to: &mut [f32],
+    ) {
+        let mut blocks = [std::ptr::null(); BLOCKS];
+        let blocks = &mut blocks[..count.div_ceil(LANES)];
+        for (i, block) in blocks.iter_mut().enumerate() {
+            *block = self.together(from + i * LANES, group, d).0.as_ptr();
+        }
+        assert!(self.lanes == LANES && to.len() >= BLOCKS * LANES * d, "a tile of keys");
+        // SAFETY: sixteen heads a block, and room for a tile, by the check above.
+        unsafe { widen_keys(self.kind, blocks, d, to.as_mut_ptr()) }
     }
 
     /// Where the row of a position starts, in words, and how many of the next `count` positions
@@ -220,14 +221,14 @@ impl<'a> Kv<'a> {
         d: usize,
         to: &mut [f32],
     ) {
-        if self.kind == KvKind::F32 {
-            return gather(&words[row + group * d..], self.stride, count, d, to);
-        }
-        let (stored, size) = (bytes(words), self.kind.head_bytes(d));
-        for (i, out) in to.chunks_exact_mut(d).take(count).enumerate() {
-            let at = 4 * (row + i * self.stride) + group * size;
-            self.kind.load(&stored[at..at + size], d, out);
-        }
+        let (stride, size) = (4 * self.stride, self.kind.head_bytes(d));
+        let stored = &bytes(words)[4 * row + group * size..];
+        assert!(
+            (count - 1) * stride + size <= stored.len() && count * d <= to.len(),
+            "rows inside"
+        );
+        // SAFETY: all rows lie inside both, by the check above.
+        unsafe { widen_rows(self.kind, stored.as_ptr(), stride, count, d, to.as_mut_ptr()) }
     }
 
     /// Whether the pages hold so many positions, of which `width` words each are read.
@@ -242,19 +243,6 @@ impl<'a> Kv<'a> {
                 last * self.stride + width <= keys.min(values)
             })
     }
-}
-
-/// Neighbouring rows of values that lie in one page.
-#[derive(Clone, Copy)]
-pub(crate) struct Run<'a> {
-    /// The first position, counted from the beginning of what was asked for.
-    pub from: usize,
-    /// How many.
-    pub keys: usize,
-    /// The first row.
-    pub values: &'a [f32],
-    /// How far rows lie apart.
-    pub stride: usize,
 }
 
 /// Copies `count` rows of `d` values, `stride` apart, end to end.
@@ -303,77 +291,35 @@ fn half_of(x: f32) -> u16 {
     sign | (rounded >> 13) as u16
 }
 
-fn store_q8(head: &[f32], out: &mut [u8]) {
-    let (scales, codes) = out.split_at_mut(2 * head.len().div_ceil(SHARE));
-    let shares = head.chunks(SHARE).zip(codes.chunks_mut(SHARE));
-    for ((values, codes), scale) in shares.zip(scales.as_chunks_mut::<2>().0) {
+fn store_q8(head: &[f32], (lanes, lane): (usize, usize), out: &mut [u8]) {
+    let (scales, codes) = out.split_at_mut(2 * lanes * head.len().div_ceil(SHARE));
+    let scales = scales.as_chunks_mut::<2>().0.iter_mut().skip(lane).step_by(lanes);
+    let shares = head.chunks(SHARE).zip(codes.chunks_mut(SHARE * lanes));
+    for ((values, codes), scale) in shares.zip(scales) {
         // NaN goes on in the scale: nothing may hide it.
         let top =
             values.iter().fold(0.0f32, |m, v| if m.is_nan() || v.abs() <= m { m } else { v.abs() });
         let bits = half_of(top / 127.0);
         let d = widened(bits);
         *scale = bits.to_le_bytes();
-        for (v, code) in values.iter().zip(codes) {
+        for (v, code) in values.iter().zip(codes.iter_mut().skip(lane).step_by(lanes)) {
             let q = if d > 0.0 { (v / d).round_ties_even().clamp(-127.0, 127.0) } else { 0.0 };
             *code = (q as i8).cast_unsigned();
         }
     }
 }
 
-stamp!(fn load_f16(head: *const u8, d: usize, out: *mut f32) = load_f16_body);
-stamp!(fn load_q8(head: *const u8, d: usize, out: *mut f32) = load_q8_body);
-
-/// # Safety
-/// `head` holds `d` halves, `out` takes `d` values.
-#[inline(always)]
-unsafe fn load_f16_body<S: Lanes>(head: *const u8, d: usize, out: *mut f32) {
-    let whole = d / LANES * LANES;
-    // SAFETY: as the caller's.
-    unsafe {
-        for i in (0..whole).step_by(LANES) {
-            S::load_f16(head.add(2 * i).cast()).store(out.add(i));
-        }
-        for i in whole..d {
-            *out.add(i) = widened(head.add(2 * i).cast::<u16>().read_unaligned());
-        }
-    }
-}
-
-/// # Safety
-/// `head` holds the scales and codes of `d` values, `out` takes `d` values.
-#[inline(always)]
-unsafe fn load_q8_body<S: Lanes>(head: *const u8, d: usize, out: *mut f32) {
-    // SAFETY: as the caller's.
-    unsafe {
-        let codes = head.add(2 * d.div_ceil(SHARE)).cast::<i8>();
-        for share in 0..d.div_ceil(SHARE) {
-            let scale = widened(head.add(2 * share).cast::<u16>().read_unaligned());
-            let (from, to) = (share * SHARE, d.min((share + 1) * SHARE));
-            let whole = from + (to - from) / LANES * LANES;
-            for i in (from..whole).step_by(LANES) {
-                S::load_i8(codes.add(i)).mul(S::splat(scale)).store(out.add(i));
-            }
-            for i in whole..to {
-                *out.add(i) = f32::from(*codes.add(i)) * scale;
-            }
-        }
-    }
-}
-
-/// Sixteen halves one by one.
-///
-/// # Safety
-/// `p` gives sixteen readable halves.
-#[inline(always)]
-pub(crate) unsafe fn widen_sixteen(p: *const u16) -> [f32; LANES] {
-    // SAFETY: as the caller's.
-    let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
-    bits.map(widened)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A stored head, widened.
+    fn load(kind: KvKind, head: &[u8], d: usize) -> Vec<f32> {
+        let mut out = vec![0.0; d];
+        // SAFETY: a head of d values.
+        unsafe { widen_rows(kind, head.as_ptr(), 0, 1, d, out.as_mut_ptr()) };
+        out
+    }
 
     #[test]
     fn every_half_comes_back_and_between_them_the_nearest_is_taken() {
@@ -411,9 +357,8 @@ mod tests {
                 let mut levels = Vec::new();
                 for isa in crate::Isa::available() {
                     isa.force();
-                    let mut out = vec![0.0; 3 * d];
-                    let heads = bytes(&stored).chunks_exact(kind.head_bytes(d));
-                    heads.zip(out.chunks_exact_mut(d)).for_each(|(h, o)| kind.load(h, d, o));
+                    let heads = bytes(&stored).chunks_exact(kind.head_bytes(d)).take(3);
+                    let out: Vec<f32> = heads.flat_map(|head| load(kind, head, d)).collect();
                     let far = row.iter().zip(&out).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
                     assert!(far <= most * 15.5, "{kind:?} {d}: {far}");
                     levels.push(out.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
@@ -425,15 +370,44 @@ mod tests {
     }
 
     #[test]
+    fn keys_that_stand_together_are_those_of_the_rows() {
+        let _level = crate::isa::hold();
+        for (kind, d) in
+            KvKind::ALL.into_iter().flat_map(|kind| [6, 16, 33, 64, 80].map(|d| (kind, d)))
+        {
+            let stride = kind.row_words(3, d);
+            let mut page = vec![f32::NAN; 32 * stride];
+            let row_of = |j: usize| -> Vec<f32> {
+                (0..3 * d).map(|i| crate::normal(j as u64, i as u64)).collect()
+            };
+            (0..30).for_each(|j| store_keys(kind, &row_of(j), d, (stride, 16), j, &mut page));
+            let kv = Kv { kind, stride, page_tokens: 32, lanes: 16, ..Kv::whole(&page, &page, 0) };
+            for isa in crate::Isa::available() {
+                isa.force();
+                for group in 0..3 {
+                    let mut lines = vec![0.0; d * 64];
+                    kv.widen_together(0, 30, group, d, &mut lines);
+                    for j in 0..30 {
+                        let mut row = vec![0.0; stride];
+                        kind.store(&row_of(j), d, &mut row);
+                        let size = kind.head_bytes(d);
+                        let right = load(kind, &bytes(&row)[group * size..], d);
+                        let found: Vec<f32> = lines.chunks(64).map(|line| line[j]).collect();
+                        assert_eq!(found, right, "{kind:?} {d}, {isa:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn what_is_no_number_stays_none() {
         for kind in KvKind::ALL {
             let mut row = [1.0; 32];
             row[7] = f32::NAN;
             let mut stored = vec![0.0; kind.row_words(1, 32)];
             kind.store(&row, 32, &mut stored);
-            let mut out = [0.0; 32];
-            kind.load(bytes(&stored), 32, &mut out);
-            assert!(out[7].is_nan(), "{kind:?}");
+            assert!(load(kind, bytes(&stored), 32)[7].is_nan(), "{kind:?}");
         }
     }
 }

@@ -16,6 +16,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Lanes: Copy {
     /// Virtual vectors a tile of a matrix product is wide at most.
     const TILE_VECS: usize;
+    /// Virtual vectors that the registers hold.
+    const VECTORS: usize;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);
@@ -42,7 +44,13 @@ pub(crate) trait Lanes: Copy {
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
         // SAFETY: the caller gives sixteen readable halves.
-        unsafe { Self::load(crate::kv::widen_sixteen(p).as_ptr()) }
+        unsafe { Self::load(crate::kept::widen_sixteen(p).as_ptr()) }
+    }
+    /// A half-precision number, exactly, in all lanes.
+    #[inline(always)]
+    unsafe fn splat_f16(p: *const u16) -> Self {
+        // SAFETY: the caller gives a readable half.
+        unsafe { Self::splat(crate::halves::widened(p.read_unaligned())) }
     }
     /// Sixteen i8.
     #[inline(always)]
@@ -106,6 +114,9 @@ pub(crate) trait Lanes: Copy {
     /// Asks for the values at p, which need not be readable.
     #[inline(always)]
     fn prefetch(_p: *const f32) {}
+    /// The same, no nearer than the second cache.
+    #[inline(always)]
+    fn prefetch_far(_p: *const f32) {}
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
     unsafe fn store_part(self, p: *mut f32, n: usize);
     unsafe fn add(self, b: Self) -> Self;
@@ -214,6 +225,7 @@ macro_rules! per_lane {
 
 impl Lanes for Plain {
     const TILE_VECS: usize = 1;
+    const VECTORS: usize = 2;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Plain([x; LANES])
@@ -304,7 +316,7 @@ mod x86 {
     use super::{LANES, Lanes};
     use std::arch::x86_64::*;
 
-    /// Two registers of eight lanes.
+    /// Two registers of eight lanes; halves are widened by F16C.
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(pub __m256, pub __m256);
 
@@ -331,6 +343,7 @@ mod x86 {
 
     impl Lanes for Avx2 {
         const TILE_VECS: usize = 1;
+        const VECTORS: usize = 8;
         #[inline(always)]
         unsafe fn largest(self) -> f32 {
             // SAFETY: the caller has AVX2.
@@ -353,9 +366,40 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn load_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has F16C and gives sixteen readable halves.
+            unsafe {
+                let half = |p: *const u16| _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
+                Avx2(half(p), half(p.add(8)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn splat_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has F16C and gives a readable half.
+            unsafe {
+                let half = _mm256_cvtph_ps(_mm_set1_epi16(p.read_unaligned().cast_signed()));
+                Avx2(half, half)
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const i8) -> Self {
+            // SAFETY: the caller has AVX2 and gives sixteen readable bytes.
+            unsafe {
+                let half = |p: *const i8| {
+                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+                };
+                Avx2(half(p), half(p.add(8)))
+            }
+        }
+        #[inline(always)]
         fn prefetch(p: *const f32) {
             // SAFETY: a prefetch reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+        #[inline(always)]
+        fn prefetch_far(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
         }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
@@ -478,6 +522,7 @@ mod x86 {
 
     impl Lanes for Avx512 {
         const TILE_VECS: usize = 4;
+        const VECTORS: usize = 32;
         #[inline(always)]
         unsafe fn largest(self) -> f32 {
             // SAFETY: the caller has AVX-512.
@@ -506,6 +551,14 @@ mod x86 {
         unsafe fn load_f16(p: *const u16) -> Self {
             // SAFETY: the caller has AVX-512 and gives sixteen readable halves.
             unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn splat_f16(p: *const u16) -> Self {
+            // SAFETY: the caller has AVX-512 and gives a readable half.
+            unsafe {
+                let half = p.read_unaligned().cast_signed();
+                Avx512(_mm512_cvtph_ps(_mm256_set1_epi16(half)))
+            }
         }
         #[inline(always)]
         unsafe fn store_bf16(self, p: *mut u16) {
@@ -589,6 +642,11 @@ mod x86 {
         fn prefetch(p: *const f32) {
             // SAFETY: a prefetch reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+        #[inline(always)]
+        fn prefetch_far(p: *const f32) {
+            // SAFETY: a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
         }
         #[inline(always)]
         unsafe fn splat(x: f32) -> Self {
@@ -699,7 +757,7 @@ macro_rules! stamp {
                     // SAFETY: the caller keeps the body's contract.
                     unsafe { $body::<$crate::lanes::Avx512>($($arg),*) }
                 }
-                #[target_feature(enable = "avx2,fma")]
+                #[target_feature(enable = "avx2,fma,f16c")]
                 unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: the caller keeps the body's contract.
                     unsafe { $body::<$crate::lanes::Avx2>($($arg),*) }

@@ -17,6 +17,7 @@ mod elementwise;
 mod halves;
 mod head;
 mod isa;
+mod kept;
 mod kv;
 mod lanes;
 mod math;

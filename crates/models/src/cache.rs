@@ -241,7 +241,7 @@ impl KvPool {
     }
 
     fn lanes(&self) -> usize {
-        key_lanes(self.kind, self.page_tokens)
+        key_lanes(self.page_tokens)
     }
 }
 

@@ -1,13 +1,14 @@
 //! The forward pass: a block of queries, of heads that share keys and values, goes by all keys it sees.
 //! Many queries are lanes, few are rows; both make the same chains.
 
+use super::few::{self, FEW, Tile};
 use super::{
     AttentionShape, IOTA, KEY_TILE, LINE, Segment, check, forward_scratch, masked_from, outside,
     softmax_tile, turn,
 };
-use crate::kv::{Kv, Run};
-use crate::lanes::{LANES, Lanes, stamp};
-use crate::math;
+use crate::kept::BLOCKS;
+use crate::kv::{Kv, KvKind};
+use crate::lanes::LANES;
 use crate::matmul::{Init, Strided, block};
 use crate::split::Split;
 use crate::team::Team;
@@ -71,9 +72,6 @@ pub fn attention_forward(
         }
     });
 }
-
-/// Rows of queries, over all heads of a piece, that are fewer than lanes pay for.
-const FEW: usize = 12;
 
 /// A worker's room.
 struct Desk<'a> {
@@ -150,13 +148,16 @@ impl Lines<'_> {
                     block(k, turned.as_ptr(), LINE, scores, LINE, rows, lanes, d, Init::Zero);
                 }
             };
-            if self.kv.lanes == LANES {
+            if self.kv.lanes == 1 {
+                product(key_rows, (d, 1), 0, keys);
+            } else if self.kv.kind == KvKind::F32 {
                 for from in (0..keys).step_by(LANES) {
                     let together = self.kv.block(tile + from, self.group(), d);
                     product(together, (1, LANES), from, LANES.min(keys - from));
                 }
             } else {
-                product(key_rows, (d, 1), 0, keys);
+                self.kv.widen_together(tile, keys, self.group(), d, key_rows);
+                product(key_rows, (1, KEY_TILE), 0, keys);
             }
             softmax_tile(
                 &mut scores[..keys * LINE],
@@ -186,130 +187,45 @@ impl Lines<'_> {
             let q = &q[lane % count * q_stride + lane / count * d..];
             row.iter_mut().zip(q).for_each(|(out, q)| *out = q * self.shape.scale);
         }
-        let mut start = Init::Zero;
-        for (tile, keys) in self.tiles() {
-            let block_of = |i: usize| {
-                let from = if i * LANES < keys { i * LANES } else { 0 };
-                self.kv.block(tile + from, self.group(), d).as_ptr()
-            };
-            let together = std::array::from_fn(block_of);
-            let rows = &mut scores[..used * KEY_TILE];
-            // SAFETY: a row of D values a query, D·16 values a block.
-            unsafe { few_scores_raw(queries.as_ptr(), d, &together, rows) };
-            for (lane, row) in rows.chunks_exact_mut(KEY_TILE).enumerate() {
+        let rows = &mut scores.as_chunks_mut::<KEY_TILE>().0[..used];
+        let mut started = false;
+        let mut tiles = self.tiles().peekable();
+        while let Some((from, keys)) = tiles.next() {
+            let mut tile = self.tile(from, keys);
+            if let Some(&(from, keys)) = tiles.peek() {
+                tile.next_keys = self.tile(from, keys).key_blocks;
+            }
+            // SAFETY: the blocks are there.
+            unsafe { few::scores(&tile, queries, rows) };
+            for (lane, row) in rows.iter_mut().enumerate() {
                 let position = self.position + lane % count;
-                let last = (position + 1).saturating_sub(tile).min(keys);
-                let first = self.shape.first_seen(position).saturating_sub(tile).min(last);
+                let last = (position + 1).saturating_sub(from).min(keys);
+                let first = self.shape.first_seen(position).saturating_sub(from).min(last);
                 row[..first].fill(f32::NEG_INFINITY);
                 row[last..].fill(f32::NEG_INFINITY);
-                // SAFETY: a tile of scores.
-                unsafe { softmax_row_raw(row, first..last, running, lane) };
             }
-            if matches!(start, Init::Keep) {
-                scale_rows(&mut sums[..used * d], &running[2 * LINE..], d);
-            }
-            for Run { from, keys, values, stride } in self.kv.runs(tile, keys, self.group(), d) {
-                let p = Strided { start: scores[from..].as_ptr(), row: KEY_TILE, col: 1 };
-                let sums = sums.as_mut_ptr();
-                // SAFETY: a run holds rows of D values.
-                unsafe { block(p, values.as_ptr(), stride, sums, d, used, d, keys, start) };
-                start = Init::Keep;
-            }
+            few::softmax_rows(rows, running);
+            let factors = started.then_some(&running[2 * LINE..]);
+            // SAFETY: the blocks are there.
+            unsafe { few::sums(&tile, rows, factors, sums) };
+            started = true;
         }
         (sums, running)
     }
-}
 
-/// Blocks of keys that make a tile.
-const BLOCKS: usize = KEY_TILE / LANES;
-
-/// The scores of queries (a row of D a query) with a tile of keys: a row of 64 a query.
-#[inline(always)]
-unsafe fn few_scores_body<S: Lanes>(
-    q: *const f32,
-    d: usize,
-    keys: &[*const f32; BLOCKS],
-    scores: &mut [f32],
-) {
-    const TOGETHER: usize = 3;
-    let rows = scores.len() / KEY_TILE;
-    // SAFETY: the caller's rows and blocks.
-    unsafe {
-        for row in (0..rows).step_by(TOGETHER) {
-            let (q, out) = (q.add(row * d), scores[row * KEY_TILE..].as_mut_ptr());
-            match rows - row {
-                1 => score_rows::<S, 1>(q, d, keys, out),
-                2 => score_rows::<S, 2>(q, d, keys, out),
-                _ => score_rows::<S, TOGETHER>(q, d, keys, out),
-            }
+    /// What the group has of a tile, in blocks that stand together.
+    fn tile(&self, from: usize, keys: usize) -> Tile {
+        let (d, kind) = (self.shape.head_dim, self.kv.kind);
+        let mut key_blocks = [std::ptr::null(); BLOCKS];
+        let mut value_blocks = key_blocks;
+        for i in 0..keys.div_ceil(LANES) {
+            let (keys, values) = self.kv.together(from + i * LANES, self.group(), d);
+            (key_blocks[i], value_blocks[i]) = (keys.as_ptr(), values.as_ptr());
         }
+        let (next_keys, stride) = (key_blocks, 4 * self.kv.stride);
+        Tile { kind, d, keys, key_blocks, value_blocks, next_keys, stride }
     }
 }
-stamp!(fn few_scores_raw(
-    q: *const f32, d: usize, keys: &[*const f32; BLOCKS], scores: &mut [f32]
-) = few_scores_body);
-
-#[inline(always)]
-unsafe fn score_rows<S: Lanes, const M: usize>(
-    q: *const f32,
-    d: usize,
-    keys: &[*const f32; BLOCKS],
-    out: *mut f32,
-) {
-    // SAFETY: as the caller's.
-    unsafe {
-        let mut sums = [[S::splat(0.0); BLOCKS]; M];
-        for c in 0..d {
-            let keys = [0, 1, 2, 3].map(|i: usize| keys[i].add(c * LANES));
-            for (m, sums) in sums.iter_mut().enumerate() {
-                let q = S::splat(*q.add(m * d + c));
-                for i in 0..BLOCKS {
-                    sums[i] = S::load(keys[i]).fma(q, sums[i]);
-                }
-            }
-        }
-        for (m, sums) in sums.iter().enumerate() {
-            for (i, sum) in sums.iter().enumerate() {
-                sum.store(out.add(m * KEY_TILE + i * LANES));
-            }
-        }
-    }
-}
-
-/// One query's scores become probabilities relative to its running maximum, as [`softmax_tile`] makes
-/// them; `seen` are the keys that it sees.
-#[inline(always)]
-unsafe fn softmax_row_body<S: Lanes>(
-    row: &mut [f32],
-    seen: std::ops::Range<usize>,
-    running: &mut [f32],
-    lane: usize,
-) {
-    // SAFETY: a tile of scores.
-    unsafe {
-        let old = running[lane];
-        let mut most = S::splat(old);
-        for block in row.chunks_exact(LANES) {
-            most = most.max(S::load(block.as_ptr()));
-        }
-        let max = most.largest();
-        let safe = if max > f32::MIN { max } else { f32::MIN };
-        for block in row.chunks_exact_mut(LANES) {
-            let p = block.as_mut_ptr();
-            math::exp_share(S::load(p).sub(S::splat(safe))).store(p);
-        }
-        // One after another, as lanes of queries add them; what is hidden would add 0.
-        let sum = row[seen].iter().fold(0.0, |sum, e| sum + e);
-        let factor = math::exp_share(S::splat(old).sub(S::splat(safe)));
-        let total = S::splat(running[LINE + lane]).fma(factor, S::splat(sum));
-        running[lane] = max;
-        running[LINE + lane] = total.to_array()[0];
-        running[2 * LINE + lane] = factor.to_array()[0];
-    }
-}
-stamp!(fn softmax_row_raw(
-    row: &mut [f32], seen: std::ops::Range<usize>, running: &mut [f32], lane: usize
-) = softmax_row_body);
 
 /// What a worker does at a time: a block of queries, and as many heads that share keys and values as
 /// a line has room for.

@@ -7,6 +7,7 @@
 //! what follows changes its bits. After Dao et al., "FlashAttention", arXiv 2205.14135.
 
 mod backward;
+mod few;
 mod forward;
 mod tile;
 

@@ -1,5 +1,6 @@
 use super::*;
-use crate::{Isa, KvKind, Team, key_lanes, reference, store_keys};
+use crate::{HalfKind, Isa, KvKind, Team, key_lanes, reference, store_keys};
+use proptest::prelude::*;
 
 fn values(n: usize, seed: u64) -> Vec<f32> {
     (0..n as u64).map(|i| crate::normal(seed, i)).collect()
@@ -229,7 +230,7 @@ fn pages_give_the_same_bits_here() {
             let rows = 2 * count * page_tokens;
             let (mut keys, mut values) = (vec![f32::NAN; rows * 8], vec![f32::NAN; rows * 8]);
             let kind = KvKind::F32;
-            let lanes = key_lanes(kind, page_tokens);
+            let lanes = key_lanes(page_tokens);
             for j in 0..n {
                 let (page, inside) = (pages[j / page_tokens] as usize, j % page_tokens);
                 let place = page * page_tokens * 8..(page + 1) * page_tokens * 8;
@@ -286,4 +287,146 @@ fn same_bits(window: Option<usize>) {
     let whole = run(&[150]);
     assert_eq!(whole, run(&[1; 150]));
     assert_eq!(whole, run(&[7, 64, 1, 63, 15]));
+}
+
+/// A head as it is kept, worked out one value after another.
+fn kept(kind: KvKind, head: &[f32]) -> Vec<f32> {
+    let half = |x: f32| HalfKind::F16.value(HalfKind::F16.bits(x));
+    match kind {
+        KvKind::F32 => head.to_vec(),
+        KvKind::F16 => head.iter().map(|&x| half(x)).collect(),
+        KvKind::Q8 => {
+            let share = |values: &[f32]| -> Vec<f32> {
+                let scale = half(values.iter().fold(0.0f32, |top, v| top.max(v.abs())) / 127.0);
+                let code = |v: f32| (v / scale).round_ties_even().clamp(-127.0, 127.0);
+                values.iter().map(|&v| code(v) * scale).collect()
+            };
+            head.chunks(32).flat_map(share).collect()
+        }
+    }
+}
+
+/// Keys and values of `n` positions of `g` heads in pages that lie backwards with rubbish between them.
+struct Paged {
+    kind: KvKind,
+    stride: usize,
+    page_tokens: usize,
+    pages: Vec<u32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Paged {
+    fn new(kind: KvKind, (g, d): (usize, usize), page_tokens: usize, rows: [&[f32]; 2]) -> Paged {
+        let n = rows[0].len() / (g * d);
+        let (count, stride) = (n.div_ceil(page_tokens), kind.row_words(g, d));
+        let pages: Vec<u32> = (0..count as u32).rev().map(|page| 2 * page).collect();
+        let mut keys = vec![f32::NAN; 2 * count * page_tokens * stride];
+        let mut values = keys.clone();
+        for j in 0..n {
+            let at = pages[j / page_tokens] as usize * page_tokens * stride;
+            let (page, inside) = (at..at + page_tokens * stride, j % page_tokens);
+            let [key, value] = rows.map(|rows| &rows[j * g * d..(j + 1) * g * d]);
+            let place = (stride, key_lanes(page_tokens));
+            store_keys(kind, key, d, place, inside, &mut keys[page.clone()]);
+            kind.store(value, d, &mut values[page][inside * stride..(inside + 1) * stride]);
+        }
+        Paged { kind, stride, page_tokens, pages, keys, values }
+    }
+
+    fn kv(&self) -> Kv<'_> {
+        Kv {
+            keys: &self.keys,
+            values: &self.values,
+            kind: self.kind,
+            stride: self.stride,
+            pages: &self.pages,
+            page_tokens: self.page_tokens,
+            lanes: key_lanes(self.page_tokens),
+        }
+    }
+}
+
+/// What all queries find, read in pieces, by heads one after another in a row.
+fn found(threads: usize, shape: &AttentionShape, kv: Kv, q: &[f32], pieces: &[usize]) -> Vec<f32> {
+    let (team, width) = (Team::new(threads), shape.heads * shape.head_dim);
+    let mut work = vec![0.0; attention_workspace(shape, threads, 0)];
+    let (mut out, mut past) = (vec![0.0; q.len()], 0);
+    for &queries in pieces {
+        let rows = past * width..(past + queries) * width;
+        let (segment, q) = (Segment { row: 0, queries, past, kv }, &q[rows.clone()]);
+        let out = &mut out[rows];
+        attention_forward(&team, shape, &[segment], q, width, out, &mut [], &mut work);
+        past += queries;
+    }
+    out
+}
+
+/// The same in f64, straight from the formula.
+fn plainly(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f64> {
+    let (h, g, d) = (shape.heads, shape.kv_heads, shape.head_dim);
+    let n = q.len() / (h * d);
+    let mut out = vec![0.0; q.len()];
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    for (i, head) in (0..n).flat_map(|i| (0..h).map(move |head| (i, head))) {
+        let (at, group) = ((i * h + head) * d, head / (h / g));
+        let first = shape.window.map_or(0, |window| (i + 1).saturating_sub(window));
+        let row = |j: usize| (j * g + group) * d..(j * g + group + 1) * d;
+        let scores: Vec<f64> =
+            (first..=i).map(|j| f64::from(shape.scale) * dot(&q[at..at + d], &k[row(j)])).collect();
+        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+        for (j, score) in (first..=i).zip(&scores) {
+            let p = (score - top).exp() / sum;
+            out[at..at + d].iter_mut().zip(&v[row(j)]).for_each(|(o, &v)| *o += p * f64::from(v));
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Keys one by one or sixteen together, of every kind, for few queries and for many: the same bits at
+    /// every level, and those of the formula nearly.
+    #[test]
+    fn however_keys_are_kept_few_and_many_give_the_same_bits(
+        kind in prop::sample::select(&KvKind::ALL[..]),
+        d in prop::sample::select(vec![6usize, 16, 33, 64, 80, 256]),
+        (h, g) in prop::sample::select(vec![(1usize, 1usize), (3, 1), (4, 2), (9, 3), (5, 1), (12, 1)]),
+        window in prop::option::of(1usize..140),
+        page_tokens in prop::sample::select(vec![16usize, 48, 64, 128]),
+        pieces in prop::collection::vec(1usize..14, 1..5),
+        before in 0usize..130,
+        seed: u64,
+    ) {
+        let _level = crate::isa::hold();
+        let scale = 1.0 / (d as f32).sqrt();
+        let shape = AttentionShape { heads: h, kv_heads: g, head_dim: d, scale, window };
+        let n = before + pieces.iter().sum::<usize>();
+        let of = |heads: usize, salt| values(n * heads * d, seed ^ salt);
+        let (q, k, v) = (of(h, 1), of(g, 2), of(g, 3));
+        let pieces: Vec<usize> = (before > 0).then_some(before).into_iter().chain(pieces).collect();
+        let [alone, together] =
+            [7, page_tokens].map(|tokens| Paged::new(kind, (g, d), tokens, [&k, &v]));
+        let [k, v] = [&k, &v].map(|x| x.chunks(d).flat_map(|x| kept(kind, x)).collect::<Vec<_>>());
+        let right = plainly(&shape, &q, &k, &v);
+        let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let mut first = None;
+        for isa in Isa::available() {
+            isa.force();
+            let whole = found(1, &shape, alone.kv(), &q, &[n]);
+            reference::assert_close(&whole, &right, 1e-5, "attention");
+            let whole = bits(whole);
+            prop_assert_eq!(first.get_or_insert_with(|| whole.clone()), &whole, "{:?}", isa);
+            for (kv, pieces) in
+                [(alone.kv(), &pieces), (together.kv(), &vec![n]), (together.kv(), &pieces)]
+            {
+                let found = bits(found(2, &shape, kv, &q, pieces));
+                prop_assert_eq!(&whole, &found, "{:?}, lanes {}, {:?}", isa, kv.lanes, pieces);
+            }
+        }
+    }
 }

@@ -128,6 +128,7 @@ impl Neon {
 impl Lanes for Neon {
     // Six rows of one virtual vector: 24 of the 32 registers are sums.
     const TILE_VECS: usize = 1;
+    const VECTORS: usize = 8;
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         tree!(self, larger)
