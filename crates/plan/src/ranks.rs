@@ -120,12 +120,14 @@ fn units(
         None => None,
     };
     let backward = if ask.lora.is_some() { 1.0 } else { 2.0 };
+    // This program gathers what learns alone: what does not is whole on every rank.
+    let own = architecture.runs_here && crate::running::trains(architecture, ask).is_ok();
     let unit = |parameters: u64, flops: f64, again: f64, learns: f64| Unit {
         forward_s: rows * flops / machine.flops_per_second,
         backward_s: rows * (backward * flops + again) / machine.flops_per_second,
         gradients: bytes.gradients as f64 * learns,
         weights: bytes.weights as f64 * learns,
-        gathered: bytes.weights as f64 * parameters as f64,
+        gathered: bytes.weights as f64 * if own { learns } else { parameters as f64 },
     };
     let again = match ask.recompute {
         Recompute::None => 0.0,

@@ -295,7 +295,9 @@ pub fn train(
         Prediction::new(model, "the trainer's lists", first.terms.clone(), ask.budget)?;
     prediction.notes.extend(architecture.notes.iter().cloned());
     prediction.notes.extend(crate::train::stage_2_note(architecture, ask)?);
-    let sent = crate::train::communication_of((all, all), ask)?;
+    // What does not learn is whole on every rank and is not sent.
+    let trained = crate::train::trained_parameters(architecture, ask)?;
+    let sent = crate::train::communication_of((trained, trained), ask)?;
     prediction.balance.communication_bytes_per_step = Some(sent);
     let total_bytes = first.total_bytes;
     prediction.balance.ranks = vec![first];

@@ -220,45 +220,51 @@ impl Trainer {
         let memory = memory_of(&map, place, mixed, pieces);
         let (truth, rooms) = (memory.truth()?, memory.new_rooms()?);
         let gradients = memory.new_gradients()?;
-        let (model, optimizer, from) = if place.stage == Stage::Zero {
-            let mut model = match from {
-                Some(model) => model,
-                None => {
-                    let mut model = Model::new(&config.model)?;
-                    model.weights_mut().initialise(recipe.seed);
-                    model
+        let fresh = || -> Result<Model, models::Error> {
+            let mut model = Model::new(&config.model)?;
+            model.weights_mut().initialise(recipe.seed);
+            Ok(model)
+        };
+        let shares_out = place.stage > Stage::Zero;
+        // What does not learn is whole on every rank.
+        let mut from = match from {
+            None if !shares_out || !config.model.trains_all() => Some(fresh()?),
+            from => from,
+        };
+        let (mut model, optimizer) = match from.take_if(|_| !shares_out) {
+            Some(mut model) => {
+                if let Some(mixed) = mixed {
+                    model.weights_mut().keep_halves(team, mixed)?;
                 }
-            };
-            if let Some(mixed) = mixed {
-                model.weights_mut().keep_halves(team, mixed)?;
+                let places = adams(&config.model, recipe, model.layout());
+                (model, AdamW::of_some(&layout, places)?)
             }
-            let places = adams(&config.model, recipe, model.layout());
-            let optimizer = AdamW::of_some(&layout, places)?;
-            (model, optimizer, None)
-        } else {
-            (memory.model(&config.model)?, AdamW::new(&map.moments)?, from)
+            None => (memory.model(&config.model, from.as_mut())?, AdamW::new(&map.moments)?),
         };
         let muon = match recipe.optimizer {
             OptimizerKind::Adamw => None,
-            OptimizerKind::Muon if place.stage > Stage::Zero => Some(Muon::of_rank(&map)?),
+            OptimizerKind::Muon if shares_out => Some(Muon::of_rank(&map)?),
             OptimizerKind::Muon => Some(Muon::new(&config.model, &layout)?),
         };
-        let zero = Zero::new(shared, map, (truth, rooms), (half, team), pieces);
+        let mut zero = Zero::new(shared, map, (truth, rooms), (half, team), pieces);
+        if shares_out {
+            zero.fill(model.weights_mut(), |spec, at, out| {
+                match &from {
+                    Some(model) => copy_of(model, &spec.name, at, out),
+                    None => spec.fill_initial(recipe.seed, at, out),
+                }
+                Ok::<(), models::Error>(())
+            })?;
+        }
+        // Before activations are there.
+        drop(from);
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
         let mut trainer = Trainer {
             zero: Some(zero),
             muon,
             ..Trainer::whole(model, optimizer, recipe, gradients, runner)
         };
-        if place.stage > Stage::Zero {
-            let seed = recipe.seed;
-            trainer.fill_own(|spec, at, out| {
-                match &from {
-                    Some(model) => copy_of(model, &spec.name, at, out),
-                    None => spec.fill_initial(seed, at, out),
-                }
-                Ok::<(), models::Error>(())
-            })?;
+        if shares_out {
             trainer.weights_changed();
         }
         Ok(trainer)

@@ -158,7 +158,7 @@ fn other_networks_and_muon_learn_in_pieces() {
     let (adamw, muon) = (OptimizerKind::Adamw, OptimizerKind::Muon);
     for (model, optimizer, precision, stages) in [
         (ModelConfig::Transformer(transformer()), muon, Precision::Bf16, &Stage::ALL[..]),
-        (ModelConfig::Transformer(adapted), adamw, Precision::F32, &Stage::ALL[..1]),
+        (ModelConfig::Transformer(adapted), adamw, Precision::F32, &Stage::ALL[..]),
         (ModelConfig::Rnn(RnnConfig::email(64)), adamw, Precision::F32, &Stage::ALL[..]),
         (ModelConfig::Rnn(RnnConfig::email(64)), muon, Precision::F32, &Stage::ALL[..]),
     ] {

@@ -155,31 +155,6 @@ fn muon_shares_out_whole_matrices_with_the_bits_of_stage_0() {
 }
 
 #[test]
-fn adapters_learn_on_ranks_that_share_nothing_out() {
-    let mut config = config(Precision::F32, true);
-    if let ModelConfig::Transformer(c) = &mut config.model {
-        c.lora = Some(LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec() });
-    }
-    let alone = one_process(&config);
-    assert!(alone[3].gradient_norm != alone[0].gradient_norm);
-    let ranks = steps(&config, 2, Stage::Zero, Recompute::None);
-    for (own, right) in ranks[1].0.iter().zip(&alone) {
-        assert!((own.loss_sum - right.loss_sum).abs() < 1e-6 * right.loss_sum);
-        assert!((own.gradient_norm - right.gradient_norm).abs() < 1e-4 * right.gradient_norm);
-    }
-    // Frozen weights have no gradient to send.
-    let layout = models::Model::layout_of(&config.model).unwrap();
-    let learn = layout.specs().iter().filter(|spec| config.model.trains(&spec.name));
-    let most = learn.map(|spec| spec.count().next_multiple_of(16) as u64).sum::<u64>();
-    let sent = |of: &[(Collective, Traffic)]| of[Collective::AllReduceGradients as usize].1.bytes;
-    let bytes: u64 = ranks.iter().map(|(_, traffic)| sent(traffic)).sum();
-    let steps = ranks[0].0.len() as u64;
-    assert!(bytes > 0 && bytes <= steps * 8 * most, "{bytes} of {most} values");
-    let place = Place { rank: 0, size: 2, stage: Stage::One };
-    assert!(place.check(&config).unwrap_err().to_string().contains("--lora"));
-}
-
-#[test]
 fn layers_in_a_cycle_learn_where_gradients_are_whole() {
     let mut config = config(Precision::F32, true);
     if let ModelConfig::Transformer(c) = &mut config.model {

@@ -476,11 +476,11 @@ fn planned(plan: &mut Plan, name: &str, bytes: u64) -> Charge {
     Charge::new(Account::Data, bytes)
 }
 
-/// Adds the documents and their order to the plan; the documents have charged themselves.
-fn plan_documents(plan: &mut Plan, train: &dyn Sequences) -> Vec<Charge> {
+/// Adds documents of so many bytes and their order to the plan; they have charged themselves.
+fn plan_documents(plan: &mut Plan, train: &dyn Sequences, bytes: u64) -> Vec<Charge> {
     let order = order_bytes(train.len());
     plan.add_bytes("order of an epoch", Account::Data, order);
-    plan.add_bytes("documents", Account::Data, ledger::snapshot().current[Account::Data as usize]);
+    plan.add_bytes("documents", Account::Data, bytes);
     vec![Charge::new(Account::Data, order)]
 }
 
@@ -498,6 +498,8 @@ struct Material<'a> {
     /// Names the data, and the model that is gone on from.
     hash: String,
     synthetic: bool,
+    /// Bytes of documents.
+    documents: u64,
 }
 
 /// The documents named by the arguments, encoded by the model's tokenizer.
@@ -560,6 +562,7 @@ fn descend(
                 tokenizer: data.tokenizer(),
                 hash: format!("{}{from}", data.tokenizer().sha256()),
                 synthetic: data.manifest().synthetic,
+                documents: 0,
             }
         }
         (None, Some(init)) => {
@@ -570,6 +573,7 @@ fn descend(
                 tokenizer: &init.tokenizer,
                 hash: format!("{}{from}", read.hash),
                 synthetic: false,
+                documents: read.train.bytes() + read.valid.bytes(),
             }
         }
         (None, None) => return Err(CliError::input("no --data and no --init")),
@@ -606,7 +610,7 @@ fn descend(
     };
     let _files = match data {
         Some(data) => plan_token_files(&mut plan, data),
-        None => plan_documents(&mut plan, train),
+        None => plan_documents(&mut plan, train, material.documents),
     };
     if args.recompute == Asked::Auto && !quiet {
         term::note(&format!("--recompute {}: predicted {}", recompute.name(), mib(plan.total())));
@@ -703,7 +707,7 @@ fn descend(
         (Ended::Alone(outcome), _) => (Some(outcome.model), None),
         (Ended::Rank(outcome), Some(rank)) => {
             let company = rank.company(&plan, &outcome, runtime)?;
-            (outcome.model.filter(|_| first), Some(company))
+            (outcome.adapters, Some(company))
         }
         (Ended::Rank(_), None) => (None, None),
     };

@@ -291,7 +291,11 @@ impl Rank {
 impl Company {
     /// Bytes that a rank sends a step by the formula, and by how much at each parameter.
     fn formula(&self, config: &TrainConfig) -> (u64, u64) {
-        let parameters = models::Model::count_parameters(&config.model).unwrap_or(0) as u64;
+        let learnt = |layout: tensor::Layout| -> u64 {
+            let specs = layout.specs().iter().filter(|spec| config.model.trains(&spec.name));
+            specs.map(|spec| spec.count() as u64).sum()
+        };
+        let parameters = models::Model::layout_of(&config.model).map_or(0, learnt);
         let word = if config.train.precision.half().is_some() { 2 } else { 4 };
         let pieces = config.train.pieces;
         let rounds = {

@@ -65,12 +65,20 @@ impl Memory<'_> {
         self.place.stage == Stage::Three
     }
 
-    /// Weights that are read, from stage 1 on: values, and where they stand.
-    fn values(&self) -> (Line, &Arc<Layout>) {
+    /// Weights that are read, from stage 1 on: values, and where they stand. Those that take turns
+    /// stand beside those that do not learn, where there are any.
+    fn values(&self) -> (Line, Arc<Layout>) {
+        let weights = line("weights", Account::Weights);
         match (self.mixed, self.by_unit()) {
-            (Some(_), _) => (line("norms and biases", Account::Weights), &self.map.vectors),
-            (None, false) => (line("weights", Account::Weights), &self.map.resident),
-            (None, true) => (line("gathered weights", Account::Communication), &self.map.window),
+            (Some(_), _) => {
+                (line("norms and biases", Account::Weights), Arc::clone(&self.map.vectors))
+            }
+            (None, false) => (weights, self.map.with_frozen(&self.map.resident)),
+            (None, true) if self.map.frozen.is_empty() => {
+                let gathered = line("gathered weights", Account::Communication);
+                (gathered, Arc::clone(&self.map.window))
+            }
+            (None, true) => (weights, self.map.with_frozen(&self.map.window)),
         }
     }
 
@@ -136,7 +144,8 @@ impl Memory<'_> {
             });
         } else {
             let (line, layout) = self.values();
-            line.plan(&mut plan, layout);
+            line.plan(&mut plan, &layout);
+            plan.add(&layout.block_spec());
             if let Some(mixed) = self.mixed {
                 let (account, layout) = self.halves();
                 layout.half_specs(account, mixed).iter().for_each(|spec| plan.add(spec));
@@ -159,10 +168,23 @@ impl Memory<'_> {
         plan
     }
 
-    /// A model whose weights are read as this stage has them, from stage 1 on.
-    pub(crate) fn model(&self, config: &ModelConfig) -> Result<Model, models::Error> {
+    /// A model whose weights are read as this stage has them, from stage 1 on. What does not learn is
+    /// that of `from`, whose panels it takes.
+    pub(crate) fn model(
+        &self,
+        config: &ModelConfig,
+        from: Option<&mut Model>,
+    ) -> Result<Model, models::Error> {
         let (line, layout) = self.values();
-        let mut weights = line.zeros(layout)?;
+        let mut weights = line.zeros(&layout)?;
+        if let Some(from) = from.filter(|_| !self.map.frozen.is_empty()) {
+            weights.take_panels(from.weights_mut());
+            for &param in &self.map.frozen {
+                let place = |layout: &Layout| layout.specs()[param].range.clone();
+                let values = &from.weights().flat()[place(from.layout())];
+                weights.flat_mut()[place(&layout)].copy_from_slice(values);
+            }
+        }
         if let Some(mixed) = self.mixed {
             let (account, layout) = self.halves();
             weights.hold_halves(layout, account, mixed)?;

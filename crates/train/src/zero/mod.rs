@@ -15,7 +15,6 @@ pub(crate) use shared::{Losses, Zero, memory_of};
 
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use ledger::Account;
-use models::ModelConfig;
 use ranks::{Lost, Ranks, StartError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -235,13 +234,6 @@ impl Place {
             return Err(ShareError::Batch { batch, ranks, nearest });
         }
         let alone = |what, hint| Err(ShareError::Alone { what, ranks, hint });
-        match &config.model {
-            ModelConfig::Transformer(c) if c.lora.is_some() && self.stage > Stage::Zero => {
-                let hint = "; what adapters need is small: give --zero 0";
-                return alone("a share of an adapter's state (--lora)", hint);
-            }
-            _ => {}
-        }
         if config.train.average > 0.0 {
             return alone("an average of weights", "");
         }

@@ -503,6 +503,9 @@ impl Zero {
     /// Gathers the master weights of a unit from all ranks, for saving.
     pub(crate) fn gather_master(&mut self, unit: usize) -> Result<(), Lost> {
         let map = &self.map.units[unit];
+        if map.len == 0 {
+            return Ok(());
+        }
         let own = self.own(map);
         let (Some(mut room), Some(master)) = (self.reduce_room.take(), &self.truth.master) else {
             return Err(Lost { rank: self.place.rank });
