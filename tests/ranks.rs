@@ -146,6 +146,50 @@ fn in_pieces_one_process_and_ranks_give_the_same_bits() {
 }
 
 #[test]
+fn averages_layers_in_a_cycle_and_batches_of_a_piece_go_over_ranks() {
+    let cycle = "num_hidden_layers = 4\ndistinct_layers = 2";
+    for (layers, more) in [
+        ("num_hidden_layers = 1", &["--average", "0.9"][..]),
+        (cycle, &["--micro-batch", "3"]),
+        (cycle, &["--average", "0.9", "--micro-batch", "5", "--optimizer", "muon"]),
+    ] {
+        let place = Place::new("bf16");
+        let text = std::fs::read_to_string(place.out("c.toml")).unwrap();
+        let text = text.replace("num_hidden_layers = 1", layers);
+        std::fs::write(place.out("c.toml"), text).unwrap();
+        let train = |name: &str, how: &[&str]| {
+            let done = place.train(name, &[more, how, &["--max-steps", "7"]].concat());
+            let curve = done["curve"].as_array().unwrap();
+            assert!(curve.len() == 2 && losses(&place.out(name)).len() == 7);
+            if done["ranks"].is_object() {
+                as_predicted(&done);
+            }
+            works(&["score", place.out(name).to_str().unwrap(), "please"]);
+            (losses(&place.out(name)), done["curve"].clone())
+        };
+        let share = |ranks, stage| ["--ranks", ranks, "--zero", stage, "--threads", "1"];
+        // A rank's share at once, unless it is a cycle: stages 2 and 3 then add up as 0 and 1 do.
+        let stages = train("zero-0", &share("2", "0"));
+        for stage in ["1", "2", "3"] {
+            assert_eq!(train(&format!("zero-{stage}"), &share("2", stage)), stages, "{more:?}");
+        }
+        let pieces = |how: &[&'static str]| [&["--pieces", "4"][..], how].concat();
+        let right = train("pieces", &pieces(&["--threads", "2"]));
+        assert_ne!(right, stages);
+        for (ranks, stage) in [("2", "3"), ("4", "1"), ("4", "0"), ("2", "2")] {
+            let found = train(&format!("{ranks}-{stage}"), &pieces(&share(ranks, stage)));
+            assert_eq!(found, right, "{more:?} {ranks} {stage}");
+        }
+        // Another number of ranks goes on from what is left.
+        let run = place.out("2-3");
+        let checkpoints = run.join("checkpoints");
+        std::fs::remove_dir_all(checkpoints.join(names(&checkpoints).last().unwrap())).unwrap();
+        let resumed = [&share("4", "2")[..], &["--resume"]].concat();
+        assert_eq!(train("2-3", &pieces(&resumed)), right, "{more:?}");
+    }
+}
+
+#[test]
 fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     let place = Place::new("f32");
     let refused = |more: &[&str], facts: &[&str]| {
@@ -155,8 +199,6 @@ fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     refused(&["--ranks", "3", "--zero", "1"], &["batch is 16", "3 ranks", "15"]);
     refused(&["--pieces", "3"], &["pieces is 3", "batch of 16", "15"]);
     refused(&["--pieces", "2", "--ranks", "4"], &["pieces is 2", "4 ranks", "multiple of 4"]);
-    refused(&["--pieces", "2", "--micro-batch", "4"], &["8 sequences", "micro_batch is 4"]);
-    refused(&["--pieces", "2", "--average", "0.9"], &["an average of weights", "in pieces"]);
     refused(&["--expect-ranks", "4"], &["--expect-ranks 4: 1 came up"]);
     refused(&["--ranks", "2", "--expect-ranks", "4"], &["2 came up"]);
     #[cfg(not(feature = "mpi"))]

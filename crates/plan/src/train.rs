@@ -384,12 +384,21 @@ fn notes(architecture: &Architecture, ask: &TrainAsk, plan: &mut Prediction) -> 
     Ok(())
 }
 
-/// What stage 2 costs where micro-batches are accumulated.
+/// What stage 2 costs where micro-batches are accumulated; that it saves nothing where layers have the
+/// same weights.
 pub(crate) fn stage_2_note(
     architecture: &Architecture,
     ask: &TrainAsk,
 ) -> Result<Option<String>, Error> {
-    if ask.layout.stage != 2 || ask.accumulate == 1 || ask.layout.ranks == 1 || ask.pieces {
+    if ask.layout.stage != 2 || ask.layout.ranks == 1 || ask.pieces {
+        return Ok(None);
+    }
+    if architecture.config.shares_layers() {
+        let why =
+            "layers with the same weights have whole gradients: stage 2 holds what stage 1 does";
+        return Ok(Some(why.to_owned()));
+    }
+    if ask.accumulate == 1 {
         return Ok(None);
     }
     let stage_1 = Layout { stage: 1, ..ask.layout };

@@ -706,7 +706,7 @@ fn descend(
     let (model, company) = match (ended, rank) {
         (Ended::Alone(outcome), _) => (Some(outcome.model), None),
         (Ended::Rank(outcome), Some(rank)) => {
-            let company = rank.company(&plan, &outcome, runtime)?;
+            let company = rank.company(config, &plan, &outcome, runtime)?;
             (outcome.adapters, Some(company))
         }
         (Ended::Rank(_), None) => (None, None),
@@ -755,7 +755,7 @@ fn descend(
         "curve": state.curve,
     });
     if let Some(company) = &company {
-        json["ranks"] = company.json(config);
+        json["ranks"] = company.json();
     }
     let of_all = match adapter {
         Some(_) => format!(" ({} of them learnt)", thousands(trained as u64)),
@@ -780,7 +780,7 @@ fn descend(
         ranks: company.as_ref().map(|company| (company.ranks(), company.sent_per_step())),
         what_if,
     };
-    text.extend(company.map(|company| company.text(config)));
+    text.extend(company.map(|company| company.text()));
     Ok(Summary { json, text, ledger: (report, known) })
 }
 

@@ -1,7 +1,8 @@
 //! The buffers of a rank: the list that predicts them allocates them.
 
-use super::{Place, ShardMap, Stage};
-use crate::config::OptimizerKind;
+use super::{Flow, Place, ShardMap, Stage};
+use crate::average::Average;
+use crate::config::{OptimizerKind, Recipe};
 use crate::muon::Muon;
 use crate::optimizer::AdamW;
 use ledger::{Account, Buffer, Plan, Spec};
@@ -17,8 +18,8 @@ pub(crate) struct Truth {
     pub(crate) master: Option<Parameters>,
     /// Their 16 bits, at stage 3.
     pub(crate) bits: Option<Buffer<f32>>,
-    /// What a step has added up: its blocks of the gradient, from stage 2 on; where gradients are added
-    /// up in pieces, at every stage, and all of it at stage 0.
+    /// What a step has added up, where gradients leave before its last batch: all of it, or its blocks
+    /// where gradients are shared out.
     pub(crate) gradients: Option<Parameters>,
 }
 
@@ -56,8 +57,7 @@ pub(crate) struct Memory<'a> {
     pub(crate) map: &'a ShardMap,
     pub(crate) place: Place,
     pub(crate) mixed: Option<Mixed>,
-    /// Whether gradients are added up in pieces.
-    pub(crate) pieces: bool,
+    pub(crate) flow: Flow,
 }
 
 impl Memory<'_> {
@@ -91,9 +91,10 @@ impl Memory<'_> {
     }
 
     fn gradients(&self) -> (Line, &Arc<Layout>) {
-        match self.place.stage < Stage::Two && !self.pieces {
-            true => (line("gradients", Account::Gradients), &self.map.resident),
-            false => (line("gradients of a unit", Account::Workspace), &self.map.window),
+        match (self.flow.leaves_early(), self.flow.takes_turns()) {
+            (false, _) => (line("gradients", Account::Gradients), &self.map.resident),
+            (true, false) => (line("gradients of a piece", Account::Workspace), &self.map.resident),
+            (true, true) => (line("gradients of a unit", Account::Workspace), &self.map.window),
         }
     }
 
@@ -112,12 +113,12 @@ impl Memory<'_> {
     }
 
     fn own_gradients(&self) -> Option<(Line, &Arc<Layout>)> {
-        match self.place.stage {
-            stage if stage.shares_gradients(self.pieces) => {
-                Some((line("own gradients", Account::Gradients), &self.map.shard))
+        match self.flow.shares_gradients() {
+            true => Some((line("own gradients", Account::Gradients), &self.map.shard)),
+            false if self.flow.pieces => {
+                Some((line("gradients", Account::Gradients), &self.map.resident))
             }
-            _ if self.pieces => Some((line("gradients", Account::Gradients), &self.map.resident)),
-            _ => None,
+            false => None,
         }
     }
 
@@ -125,7 +126,7 @@ impl Memory<'_> {
         let largest = self.map.largest();
         let words = self.mixed.map_or(largest, |_| largest.div_ceil(2));
         let gathers = if self.place.stage == Stage::Zero { 0 } else { words };
-        let reduced = match (self.pieces, self.place.is_alone()) {
+        let reduced = match (self.flow.pieces, self.place.is_alone()) {
             (false, _) => largest,
             (true, false) => self.map.largest_with_own(self.place),
             (true, true) => 0,
@@ -159,12 +160,13 @@ impl Memory<'_> {
         plan
     }
 
-    /// The moments, from stage 1 on, and Muon's momentum where it changes matrices.
-    pub(crate) fn plan_moments(&self, optimizer: OptimizerKind) -> Plan {
+    /// The moments, from stage 1 on, Muon's momentum where it changes matrices, and the average.
+    pub(crate) fn plan_moments(&self, recipe: &Recipe) -> Plan {
         let mut plan = AdamW::plan(&self.map.moments);
-        if optimizer == OptimizerKind::Muon {
+        if recipe.optimizer == OptimizerKind::Muon {
             plan.extend(Muon::plan_rank(self.map));
         }
+        plan.extend(Average::plan(recipe, &self.map.shard));
         plan
     }
 
