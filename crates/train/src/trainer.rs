@@ -72,6 +72,13 @@ fn workload(shape: BatchShape, threads: usize) -> Workload {
     Workload { rows, sequences, longest, threads, training: true }
 }
 
+/// A model with its first weights.
+fn fresh(config: &TrainConfig) -> Result<Model, models::Error> {
+    let mut model = Model::new(&config.model)?;
+    model.weights_mut().initialise(config.train.seed);
+    Ok(model)
+}
+
 /// The places of the parameters that learn.
 fn learnt(config: &ModelConfig, layout: &Layout) -> Vec<usize> {
     let learns = |&i: &usize| config.trains(&layout.specs()[i].name);
@@ -167,9 +174,7 @@ impl Trainer {
         shape: BatchShape,
         team: &Arc<Team>,
     ) -> Result<Trainer, models::Error> {
-        let mut model = Model::new(&config.model)?;
-        model.weights_mut().initialise(config.train.seed);
-        Trainer::of(model, &config.train, shape, team)
+        Trainer::of(fresh(config)?, &config.train, shape, team)
     }
 
     /// The same for a model that has weights.
@@ -206,8 +211,23 @@ impl Trainer {
         Ok(Trainer { muon, average, ..Trainer::whole(model, optimizer, recipe, gradients, runner) })
     }
 
-    /// One rank's part of a model in training: of given weights, else of fresh ones. All ranks call
-    /// it at the same time.
+    /// A model whose weights that do not learn are to be read into the places where a rank has them:
+    /// from stage 1 on beside adapters, which begin anew. None elsewhere: [`Model::new`] does.
+    ///
+    /// # Errors
+    /// When the configuration makes no network, or memory is not to be had.
+    pub fn room(config: &TrainConfig, place: Place) -> Result<Option<Model>, models::Error> {
+        if place.stage == Stage::Zero || config.model.trains_all() {
+            return Ok(None);
+        }
+        let layout = Arc::new(Model::layout_of(&config.model)?);
+        let map = ShardMap::new(&config.model, &layout, false, place.split(&config.train));
+        let memory = memory_of(&map, place, None, Flow::new(config, place));
+        memory.room(&config.model).map(Some)
+    }
+
+    /// One rank's part of a model in training: of given weights, those of [`Trainer::room`] too, else of
+    /// fresh ones. All ranks call it at the same time.
     ///
     /// # Errors
     /// As [`Trainer::of`].
@@ -228,26 +248,21 @@ impl Trainer {
         let memory = memory_of(&map, place, mixed, flow);
         let (truth, rooms) = (memory.truth()?, memory.new_rooms()?);
         let gradients = memory.new_gradients()?;
-        let fresh = || -> Result<Model, models::Error> {
-            let mut model = Model::new(&config.model)?;
-            model.weights_mut().initialise(recipe.seed);
-            Ok(model)
-        };
         let shares_out = place.stage > Stage::Zero;
-        // What does not learn is whole on every rank.
-        let mut from = match from {
-            None if !shares_out || !config.model.trains_all() => Some(fresh()?),
+        let from = match from {
+            None if !shares_out || !config.model.trains_all() => Some(fresh(config)?),
             from => from,
         };
-        let (mut model, optimizer) = match from.take_if(|_| !shares_out) {
-            Some(mut model) => {
-                if let Some(mixed) = mixed {
-                    model.weights_mut().keep_halves(team, mixed)?;
-                }
-                let places = adams(&config.model, recipe, model.layout());
-                (model, AdamW::of_some(&layout, places)?)
-            }
-            None => (memory.model(&config.model, from.as_mut())?, AdamW::new(&map.moments)?),
+        let (mut model, from) = match from {
+            Some(model) if !shares_out => (model, None),
+            from => memory.model(&config.model, from)?,
+        };
+        if let Some(mixed) = mixed.filter(|_| !shares_out) {
+            model.weights_mut().keep_halves(team, mixed)?;
+        }
+        let optimizer = match shares_out {
+            true => AdamW::new(&map.moments)?,
+            false => AdamW::of_some(&layout, adams(&config.model, recipe, &layout))?,
         };
         let muon = match recipe.optimizer {
             OptimizerKind::Adamw => None,

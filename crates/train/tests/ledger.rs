@@ -139,7 +139,9 @@ fn ranks_hold_what_is_planned(model: &ModelConfig) {
                 scope.spawn(move || {
                     let shared = Shared { ranks: Arc::new(ranks), stage };
                     let team = Arc::new(Team::new(1));
-                    let trainer = Trainer::of_ranks(None, config, shape, &team, &shared).unwrap();
+                    let room = Trainer::room(config, shared.place()).unwrap();
+                    let from = room.filter(|_| pieces > 0);
+                    let trainer = Trainer::of_ranks(from, config, shape, &team, &shared).unwrap();
                     shared.ranks.barrier().unwrap();
                     let books = snapshot();
                     for account in Account::ALL {

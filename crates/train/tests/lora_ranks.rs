@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensor::MatrixKind;
 use train::{
-    BatchShape, CurvePoint, Event, OptimizerKind, RankOutcome, Recipe, Shared, Stage, Start,
+    BatchShape, CurvePoint, Event, OptimizerKind, Place, RankOutcome, Recipe, Shared, Stage, Start,
     StepReport, TrainConfig, Trainer, checkpoints, run_from, run_ranks, weights_digest,
 };
 
@@ -114,6 +114,51 @@ fn every_stage_gives_the_bits_of_stage_0_beside_a_base_in_any_form() {
             }
         }
         assert!(alone[3].gradient_norm != alone[0].gradient_norm);
+    }
+}
+
+/// Of the same base, read into its place: what a rank starts with.
+fn read_into_place(config: &TrainConfig, kept: Option<MatrixKind>, place: Place) -> Option<Model> {
+    let mut room = Trainer::room(config, place).unwrap()?;
+    let mut base = base(kept);
+    let layouts = [base.layout(), room.layout()].map(Arc::clone);
+    let (_, from, panels) = base.weights_mut().parts_mut();
+    let (_, to, room_for_panels) = room.weights_mut().parts_mut();
+    room_for_panels.copy_from_slice(panels);
+    for (own, placed) in layouts[0].specs().iter().zip(layouts[1].specs()) {
+        if !is_adapter(&own.name) {
+            to[placed.range.clone()].copy_from_slice(&from[own.range.clone()]);
+        }
+    }
+    Some(room)
+}
+
+#[test]
+fn a_base_may_be_read_into_its_place() {
+    for (kept, stage) in
+        KINDS.into_iter().flat_map(|kept| Stage::ALL[1..].iter().map(move |&stage| (kept, stage)))
+    {
+        let config = config(kept, |_| {});
+        // Adapters begin anew there.
+        let mut fresh = base(kept);
+        fresh.weights_mut().initialise_some(config.train.seed, |spec| is_adapter(&spec.name));
+        let data = data();
+        let shape = BatchShape::of(&config.train, &data, &data);
+        let order: Vec<u32> = (0..8).collect();
+        let losses = |from: Option<Model>, stage: Stage| {
+            let ranks = Ranks::threads(1).unwrap().swap_remove(0);
+            let (team, shared) = (Arc::new(Team::new(1)), Shared { ranks: Arc::new(ranks), stage });
+            let mut trainer = Trainer::of_ranks(from, &config, shape, &team, &shared).unwrap();
+            let steps = (0..3).map(|_| trainer.step(&data, &order, 0, 0.03)).collect();
+            drop(trainer);
+            shared.ranks.finish();
+            bits(&steps)
+        };
+        let right = losses(Some(fresh), Stage::Zero);
+        let place = Place { rank: 0, size: 1, stage };
+        let found = losses(read_into_place(&config, kept, place), stage);
+        assert_eq!(found, right, "{kept:?} {stage:?}");
+        assert!(Trainer::room(&config, Place::ALONE).unwrap().is_none());
     }
 }
 

@@ -3,6 +3,7 @@
 mod board;
 mod counts;
 mod lora;
+mod material;
 mod memory;
 mod over_ranks;
 mod sample;
@@ -16,8 +17,10 @@ use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
 use corpus::{Dataset, Side};
-use ledger::{Account, Charge, Plan, Report};
+use ledger::Report;
 use lora::AskedLora;
+pub use material::plan_token_files;
+use material::{plan_documents, plan_mapped, planned};
 use memory::Asked;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
 use over_ranks::{Rank, RankArgs};
@@ -30,7 +33,7 @@ use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
 use train::{
     BatchShape, OptimizerKind, Outcome, Place, Precision, RankOutcome, Recipe, RunOptions,
-    Schedule, Sequences, Stage, Start, TrainConfig, Trainer, order_bytes,
+    Schedule, Sequences, Stage, Start, TrainConfig, Trainer,
 };
 use watch::{Screen, Watch};
 
@@ -452,38 +455,6 @@ fn write(path: &Path, text: &str) -> Result<(), CliError> {
         .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))
 }
 
-/// Adds the mapped token files of the sides that training reads, and the order of an epoch, to the plan
-/// and to the books.
-pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
-    let order = order_bytes(data.side(Side::Train).len());
-    let mut charges = vec![planned(plan, "order of an epoch", order)];
-    charges.extend(plan_mapped(plan, data));
-    charges
-}
-
-/// The same of the mapped token files alone.
-fn plan_mapped(plan: &mut Plan, data: &Dataset) -> [Charge; 2] {
-    [Side::Train, Side::Valid].map(|side| {
-        let path = data.dir().join(side.file_name());
-        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
-        planned(plan, &format!("{} tokens, mapped", side.name()), bytes)
-    })
-}
-
-/// Data that the plan and the books have alike.
-fn planned(plan: &mut Plan, name: &str, bytes: u64) -> Charge {
-    plan.add_bytes(name, Account::Data, bytes);
-    Charge::new(Account::Data, bytes)
-}
-
-/// Adds documents of so many bytes and their order to the plan; they have charged themselves.
-fn plan_documents(plan: &mut Plan, train: &dyn Sequences, bytes: u64) -> Vec<Charge> {
-    let order = order_bytes(train.len());
-    plan.add_bytes("order of an epoch", Account::Data, order);
-    plan.add_bytes("documents", Account::Data, bytes);
-    vec![Charge::new(Account::Data, order)]
-}
-
 struct Summary {
     json: serde_json::Value,
     text: String,
@@ -646,10 +617,16 @@ fn descend(
     // A checkpoint of adapters holds no other weights.
     let model = match weights.filter(|_| !args.resume || args.lora.is_some()) {
         Some(weights) => {
-            let mut model = weights.load(team.threads())?;
-            let adapter = |spec: &tensor::ParameterSpec| models::is_adapter(&spec.name);
-            model.weights_mut().initialise_some(config.train.seed, adapter);
-            Some(model)
+            let threads = team.threads();
+            Some(match Trainer::room(config, place).map_err(CliError::failed)? {
+                Some(room) => weights.load_into(room, threads)?,
+                None => {
+                    let mut model = weights.load(threads)?;
+                    let adapter = |spec: &tensor::ParameterSpec| models::is_adapter(&spec.name);
+                    model.weights_mut().initialise_some(config.train.seed, adapter);
+                    model
+                }
+            })
         }
         None => None,
     };

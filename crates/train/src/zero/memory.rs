@@ -8,6 +8,7 @@ use crate::optimizer::AdamW;
 use ledger::{Account, Buffer, Plan, Spec};
 use models::{Model, ModelConfig, Residence};
 use ranks::Ranks;
+use std::ops::Range;
 use std::sync::Arc;
 use tensor::{Layout, Mixed, Parameters};
 
@@ -170,29 +171,51 @@ impl Memory<'_> {
         plan
     }
 
-    /// A model whose weights are read as this stage has them, from stage 1 on. What does not learn is
-    /// that of `from`, whose panels it takes.
-    pub(crate) fn model(
+    /// A model with places for what does not learn, from stage 1 on beside adapters.
+    pub(crate) fn room(&self, config: &ModelConfig) -> Result<Model, models::Error> {
+        self.model_of(config, Parameters::weights(&self.values().1)?)
+    }
+
+    /// A model whose weights are read as this stage has them, from stage 1 on.
+    fn model_of(
         &self,
         config: &ModelConfig,
-        from: Option<&mut Model>,
+        mut weights: Parameters,
     ) -> Result<Model, models::Error> {
-        let (line, layout) = self.values();
-        let mut weights = line.zeros(&layout)?;
-        if let Some(from) = from.filter(|_| !self.map.frozen.is_empty()) {
-            weights.take_panels(from.weights_mut());
-            for &param in &self.map.frozen {
-                let place = |layout: &Layout| layout.specs()[param].range.clone();
-                let values = &from.weights().flat()[place(from.layout())];
-                weights.flat_mut()[place(&layout)].copy_from_slice(values);
-            }
-        }
         if let Some(mixed) = self.mixed {
             let (account, layout) = self.halves();
             weights.hold_halves(layout, account, mixed)?;
         }
         let residence = if self.by_unit() { Residence::ByUnit } else { Residence::Whole };
         Model::of_weights(config, weights, residence)
+    }
+
+    /// The same with what does not learn, which was read into [`Memory::room`], or comes from another
+    /// model, whose panels go over. Answers with what is left of that one.
+    pub(crate) fn model(
+        &self,
+        config: &ModelConfig,
+        mut from: Option<Model>,
+    ) -> Result<(Model, Option<Model>), models::Error> {
+        let ranges = |layout: &Layout| -> Vec<Range<usize>> {
+            layout.specs().iter().map(|spec| spec.range.clone()).collect()
+        };
+        let frozen = &self.map.frozen;
+        let is_room = |model: &mut Model| ranges(model.layout()) == ranges(&self.values().1);
+        if let Some(room) = from.take_if(|model| !frozen.is_empty() && is_room(model)) {
+            return Ok((room, None));
+        }
+        let (line, layout) = self.values();
+        let mut weights = line.zeros(&layout)?;
+        if let Some(from) = from.as_mut().filter(|_| !frozen.is_empty()) {
+            weights.take_panels(from.weights_mut());
+            for &param in frozen {
+                let place = |layout: &Layout| layout.specs()[param].range.clone();
+                let values = &from.weights().flat()[place(from.layout())];
+                weights.flat_mut()[place(&layout)].copy_from_slice(values);
+            }
+        }
+        Ok((self.model_of(config, weights)?, from))
     }
 
     /// What the backward pass adds to.
