@@ -186,6 +186,17 @@ fn averages_layers_in_a_cycle_and_batches_of_a_piece_go_over_ranks() {
         std::fs::remove_dir_all(checkpoints.join(names(&checkpoints).last().unwrap())).unwrap();
         let resumed = [&share("4", "2")[..], &["--resume"]].concat();
         assert_eq!(train("2-3", &pieces(&resumed)), right, "{more:?}");
+        let run = place.out("zero-2");
+        let words = ["plan", "train", run.to_str().unwrap(), "--ranks", "2", "--zero", "2"];
+        let planned = json(&words)["notes"].to_string();
+        assert_eq!(planned.contains("stage 2 holds what stage 1 does"), layers == cycle);
+        if more.contains(&"muon") {
+            let run = place.out("2-3");
+            let words = ["verify", run.to_str().unwrap(), "--requests", "2", "--max-tokens", "2"];
+            let told = json(&words);
+            let rows = told["training"].as_array().unwrap();
+            assert!(rows.len() > 10 && rows.iter().all(|row| row["good"] == true), "{told}");
+        }
     }
 }
 

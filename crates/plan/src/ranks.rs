@@ -307,6 +307,20 @@ mod tests {
     }
 
     #[test]
+    fn a_base_that_this_program_keeps_whole_is_not_gathered() {
+        let model = Architecture::open("email-transformer").unwrap();
+        for stage in 0..=3 {
+            let precision = crate::Precision::F32;
+            let ask = TrainAsk { lora: Some(4), length: 64, precision, ..ask(stage, 8) };
+            let plan = crate::running::train(&model, &ask, crate::running::Runtime::default());
+            let sent = plan.unwrap().balance.communication_bytes_per_step.unwrap();
+            let seen = simulate_ranks(&model, &ask, &machine(), &network()).unwrap();
+            let right = 1e3 * sent as f64 / 1e9;
+            assert!((seen.network_ms / right - 1.0).abs() < 1e-5, "{stage}: {seen:?}, {right}");
+        }
+    }
+
+    #[test]
     fn overlap_hides_what_arithmetic_leaves_room_for() {
         for stage in 0..=3 {
             let ask = ask(stage, 8);
