@@ -313,7 +313,7 @@ impl Weights {
     /// adapters are.
     ///
     /// # Errors
-    /// As [`Checkpoint::load`].
+    /// As [`Weights::bindings`].
     pub fn load_into(&self, model: &mut Model, threads: usize) -> Result<(), Error> {
         let bindings = self.bindings()?;
         let (layout, mut values, mut blocks) = model.weights_mut().parts_mut();
