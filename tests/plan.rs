@@ -281,7 +281,26 @@ fn ranks_are_counted_by_the_lists_that_they_allocate() {
     }
     let words =
         ["plan", "train", "email-transformer", "--by", "engine", "--ranks", "2", "--zero", "1"];
-    autoreg(&[&words[..], &["--lora", "4"]].concat()).refused(2, &["--lora"]);
+    // 4·(2·(64 + 64) + 2·(64 + 64) + 2·(64 + 256)) a layer learn, of two layers.
+    const LEARN: f64 = 9216.0;
+    let base = number(&json(&words)["parameters"]);
+    for (stage, sent, weights, gradients, optimizer) in
+        [("1", 8.0, 4.0, 4.0, 4.0), ("2", 8.0, 4.0, 2.0, 4.0), ("3", 12.0, 4.0, 2.0, 4.0)]
+    {
+        let found = json(&[&words[..6], &["2", "--zero", stage, "--lora", "4"]].concat());
+        let term = |name: &str| {
+            let terms = found["terms"].as_array().unwrap();
+            terms
+                .iter()
+                .find(|term| term["name"] == name)
+                .map_or(0.0, |term| number(&term["bytes"]))
+        };
+        // Half of each by two ranks; at stage 3 the layers take turns beside the frozen weights.
+        assert_eq!(term("weights"), 4.0 * base + weights * LEARN, "{found}");
+        assert_eq!(term("gradients"), gradients * LEARN, "{found}");
+        assert_eq!(term("optimizer"), optimizer * LEARN, "{found}");
+        assert_eq!(number(&found["communication_bytes_per_step"]), sent * LEARN / 2.0);
+    }
     // Matrices are whole under Muon: the plan is of the rank that holds most.
     let found = json(&[&words[..], &["--ranks", "4", "--optimizer", "muon"][2..]].concat());
     let all: Vec<f64> =

@@ -146,6 +146,61 @@ fn in_pieces_one_process_and_ranks_give_the_same_bits() {
 }
 
 #[test]
+fn averages_layers_in_a_cycle_and_batches_of_a_piece_go_over_ranks() {
+    let cycle = "num_hidden_layers = 4\ndistinct_layers = 2";
+    for (layers, more) in [
+        ("num_hidden_layers = 1", &["--average", "0.9"][..]),
+        (cycle, &["--micro-batch", "3"]),
+        (cycle, &["--average", "0.9", "--micro-batch", "5", "--optimizer", "muon"]),
+    ] {
+        let place = Place::new("bf16");
+        let text = std::fs::read_to_string(place.out("c.toml")).unwrap();
+        let text = text.replace("num_hidden_layers = 1", layers);
+        std::fs::write(place.out("c.toml"), text).unwrap();
+        let train = |name: &str, how: &[&str]| {
+            let done = place.train(name, &[more, how, &["--max-steps", "7"]].concat());
+            let curve = done["curve"].as_array().unwrap();
+            assert!(curve.len() == 2 && losses(&place.out(name)).len() == 7);
+            if done["ranks"].is_object() {
+                as_predicted(&done);
+            }
+            works(&["score", place.out(name).to_str().unwrap(), "please"]);
+            (losses(&place.out(name)), done["curve"].clone())
+        };
+        let share = |ranks, stage| ["--ranks", ranks, "--zero", stage, "--threads", "1"];
+        // A rank's share at once, unless it is a cycle: stages 2 and 3 then add up as 0 and 1 do.
+        let stages = train("zero-0", &share("2", "0"));
+        for stage in ["1", "2", "3"] {
+            assert_eq!(train(&format!("zero-{stage}"), &share("2", stage)), stages, "{more:?}");
+        }
+        let pieces = |how: &[&'static str]| [&["--pieces", "4"][..], how].concat();
+        let right = train("pieces", &pieces(&["--threads", "2"]));
+        assert_ne!(right, stages);
+        for (ranks, stage) in [("2", "3"), ("4", "1"), ("4", "0"), ("2", "2")] {
+            let found = train(&format!("{ranks}-{stage}"), &pieces(&share(ranks, stage)));
+            assert_eq!(found, right, "{more:?} {ranks} {stage}");
+        }
+        // Another number of ranks goes on from what is left.
+        let run = place.out("2-3");
+        let checkpoints = run.join("checkpoints");
+        std::fs::remove_dir_all(checkpoints.join(names(&checkpoints).last().unwrap())).unwrap();
+        let resumed = [&share("4", "2")[..], &["--resume"]].concat();
+        assert_eq!(train("2-3", &pieces(&resumed)), right, "{more:?}");
+        let run = place.out("zero-2");
+        let words = ["plan", "train", run.to_str().unwrap(), "--ranks", "2", "--zero", "2"];
+        let planned = json(&words)["notes"].to_string();
+        assert_eq!(planned.contains("stage 2 holds what stage 1 does"), layers == cycle);
+        if more.contains(&"muon") {
+            let run = place.out("2-3");
+            let words = ["verify", run.to_str().unwrap(), "--requests", "2", "--max-tokens", "2"];
+            let told = json(&words);
+            let rows = told["training"].as_array().unwrap();
+            assert!(rows.len() > 10 && rows.iter().all(|row| row["good"] == true), "{told}");
+        }
+    }
+}
+
+#[test]
 fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     let place = Place::new("f32");
     let refused = |more: &[&str], facts: &[&str]| {
@@ -155,8 +210,6 @@ fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     refused(&["--ranks", "3", "--zero", "1"], &["batch is 16", "3 ranks", "15"]);
     refused(&["--pieces", "3"], &["pieces is 3", "batch of 16", "15"]);
     refused(&["--pieces", "2", "--ranks", "4"], &["pieces is 2", "4 ranks", "multiple of 4"]);
-    refused(&["--pieces", "2", "--micro-batch", "4"], &["8 sequences", "micro_batch is 4"]);
-    refused(&["--pieces", "2", "--average", "0.9"], &["an average of weights", "in pieces"]);
     refused(&["--expect-ranks", "4"], &["--expect-ranks 4: 1 came up"]);
     refused(&["--ranks", "2", "--expect-ranks", "4"], &["2 came up"]);
     #[cfg(not(feature = "mpi"))]
@@ -211,17 +264,66 @@ fn a_published_model_goes_on_over_ranks_and_is_exported() {
     for model in [&exported, &place.out("zero")] {
         works(&["score", model.to_str().unwrap(), "it is 4."]);
     }
-    let refused = |more: &[&str], fact: &str| {
-        let out = place.out("no");
-        let mut words = vec!["train", "--init", &init, "--chat", chat.to_str().unwrap(), "--out"];
-        words.extend([out.to_str().unwrap(), "--batch", "4", "--ranks", "2", "--zero", "1"]);
-        words.extend(more);
-        let ran = autoreg(&words);
-        assert_eq!(ran.code, Some(2), "{}", ran.err);
-        assert!(ran.err.contains(fact) && ran.err.matches("error: ").count() == 1, "{}", ran.err);
-        assert!(!out.exists());
-    };
-    refused(&["--lora", "rank=2"], "--lora");
+}
+
+#[test]
+fn adapters_are_shared_out_beside_a_base_that_is_not() {
+    let place = Place::new("f32");
+    let text = place.out("words.txt");
+    std::fs::write(&text, "please send the figures to the office by noon. ".repeat(30)).unwrap();
+    let text = text.to_str().unwrap();
+    for base in ["qwen3", "gpt2"] {
+        let init = format!("{}/crates/families/tests/fixtures/{base}", env!("CARGO_MANIFEST_DIR"));
+        let tune = |name: &str, more: &[&str]| {
+            let out = place.out(&format!("{base}-{name}"));
+            let mut words = vec!["train", "--init", &init, "--text", text, "--valid", text];
+            words.extend(["--out", out.to_str().unwrap(), "--max-len", "40", "--batch", "4"]);
+            words.extend(["--lora", "rank=4,targets=o,up,down", "--learning-rate", "0.02"]);
+            words.extend(["--epochs", "2", "--warmup-steps", "2", "--checkpoint-every", "1"]);
+            words.extend(more);
+            let done = json(&words);
+            let file = out.join("adapter/adapter_model.safetensors");
+            (losses(&out), std::fs::read(file).unwrap(), done)
+        };
+        let ranks = |stage: &str| {
+            let share = ["--ranks", "4", "--zero", stage, "--threads", "1"];
+            tune(&format!("zero-{stage}"), &share)
+        };
+        let (loss, adapter, whole) = ranks("0");
+        let learn = whole["trained_parameters"].as_f64().unwrap();
+        for (stage, sent) in [("1", 8.0), ("2", 8.0), ("3", 12.0)] {
+            let found = ranks(stage);
+            assert!(found.0 == loss && found.1 == adapter, "{base} {stage}");
+            for term in ["weights", "gradients", "optimizer", "communication", "activations"] {
+                // Blocks of so few values are not alike, and threads have their books in common.
+                let of = |rank| bytes(&found.2, rank, term);
+                let both = (0..4).map(of).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+                assert!((both.1 / both.0 - 1.0).abs() < 0.01, "{base} {stage} {term}: {both:?}");
+            }
+            assert_eq!(found.2["ranks"]["formula_bytes_per_step"], sent * learn * 3.0 / 4.0);
+            // Moments of a quarter of the adapters a rank, but for what is rounded up.
+            let moments = bytes(&found.2, 0, "optimizer").1 / bytes(&whole, 0, "optimizer").1;
+            assert!((0.2..0.35).contains(&moments), "{moments}");
+            // Its own quarter of the adapters, and those of one layer of two, beside the base.
+            let saved = bytes(&whole, 1, "weights").1 - bytes(&found.2, 1, "weights").1;
+            let share = if stage == "3" { 0.25 } else { 0.0 };
+            assert!((saved / (4.0 * learn) - share).abs() < 0.05, "{base} {stage}: {saved}");
+        }
+        let pieces = ["--pieces", "4", "--threads", "1"];
+        let (loss, adapter, _) = tune("pieces", &pieces);
+        let more = [&pieces[..], &["--ranks", "4", "--zero", "3"]].concat();
+        let found = tune("pieces-4", &more);
+        assert!(found.0 == loss && found.1 == adapter, "{base} in pieces");
+        // Of the newest checkpoint one rank's file is gone; another number of ranks goes on.
+        let run = place.out(&format!("{base}-pieces-4"));
+        let checkpoints = run.join("checkpoints");
+        let newest = checkpoints.join(names(&checkpoints).last().unwrap());
+        std::fs::remove_file(newest.join("shard-00002-of-00004.safetensors")).unwrap();
+        let more = [&pieces[..], &["--ranks", "2", "--zero", "1", "--resume"]].concat();
+        assert!(tune("pieces-4", &more).1 == adapter, "{base} resumed");
+        let with = ["--adapter", run.join("adapter").to_str().unwrap()].map(str::to_owned);
+        works(&["score", &init, "it is", &with[0], &with[1]]);
+    }
 }
 
 /// Both a signal to all ranks and its exit code.

@@ -91,13 +91,7 @@ impl Init {
     }
 
     fn published(&self) -> Result<&Checkpoint, CliError> {
-        self.weights.checkpoint.as_deref().ok_or_else(|| {
-            CliError::input(format!(
-                "{}: adapters are made for published models; give a GGUF file or a Hugging Face \
-                 folder, such as the huggingface/ of a run",
-                self.weights.path.display()
-            ))
-        })
+        self.weights.checkpoint.as_deref().ok_or_else(|| unpublished(&self.weights.path))
     }
 
     /// The maps that can have an adapter.
@@ -171,6 +165,14 @@ impl Init {
     }
 }
 
+fn unpublished(path: &Path) -> CliError {
+    CliError::input(format!(
+        "{}: adapters are made for published models; give a GGUF file or a Hugging Face folder, such as \
+         the huggingface/ of a run",
+        path.display()
+    ))
+}
+
 impl Weights {
     /// Reads the weights and closes the files.
     pub fn load(self, threads: usize) -> Result<Model, CliError> {
@@ -181,6 +183,14 @@ impl Weights {
             SavedModel::Network(model) => Ok(*model),
             SavedModel::Counts(_) => Err(CliError::input("counts are not trained by gradients")),
         }
+    }
+
+    /// The same into a model that has a place for them: of a published model beside adapters, which
+    /// are left as they are.
+    pub fn load_into(self, mut model: Model, threads: usize) -> Result<Model, CliError> {
+        let published = self.checkpoint.as_deref().ok_or_else(|| unpublished(&self.path))?;
+        published.load_into(&mut model, threads).map_err(CliError::failed)?;
+        Ok(model)
     }
 
     /// The SHA-256 of the weights.

@@ -303,9 +303,19 @@ impl Weights {
     /// # Errors
     /// Memory that is not to be had; else as [`Weights::bindings`].
     pub fn load(&self, threads: usize) -> Result<Model, Error> {
-        let bindings = self.bindings()?;
         let mut model =
             Model::new(&self.model_config()).map_err(|source| self.model_error(source))?;
+        self.load_into(&mut model, threads)?;
+        Ok(model)
+    }
+
+    /// The same into a model of this configuration, whose weights stand in the same order, wherever its
+    /// adapters are.
+    ///
+    /// # Errors
+    /// As [`Weights::bindings`].
+    pub fn load_into(&self, model: &mut Model, threads: usize) -> Result<(), Error> {
+        let bindings = self.bindings()?;
         let (layout, mut values, mut blocks) = model.weights_mut().parts_mut();
         let (mut value_at, mut block_at) = (0, 0);
         let mut work = Vec::with_capacity(bindings.len());
@@ -336,7 +346,7 @@ impl Weights {
                 });
             }
         });
-        Ok(model)
+        Ok(())
     }
 }
 

@@ -120,12 +120,14 @@ fn units(
         None => None,
     };
     let backward = if ask.lora.is_some() { 1.0 } else { 2.0 };
+    // This program gathers what learns alone: what does not is whole on every rank.
+    let own = architecture.runs_here && crate::running::trains(architecture, ask).is_ok();
     let unit = |parameters: u64, flops: f64, again: f64, learns: f64| Unit {
         forward_s: rows * flops / machine.flops_per_second,
         backward_s: rows * (backward * flops + again) / machine.flops_per_second,
         gradients: bytes.gradients as f64 * learns,
         weights: bytes.weights as f64 * learns,
-        gathered: bytes.weights as f64 * parameters as f64,
+        gathered: bytes.weights as f64 * if own { learns } else { parameters as f64 },
     };
     let again = match ask.recompute {
         Recompute::None => 0.0,
@@ -301,6 +303,20 @@ mod tests {
                     assert!(near(seen.step.p50_ms, 1e3 * times.step_s), "{seen:?} {times:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_base_that_this_program_keeps_whole_is_not_gathered() {
+        let model = Architecture::open("email-transformer").unwrap();
+        for stage in 0..=3 {
+            let precision = crate::Precision::F32;
+            let ask = TrainAsk { lora: Some(4), length: 64, precision, ..ask(stage, 8) };
+            let plan = crate::running::train(&model, &ask, crate::running::Runtime::default());
+            let sent = plan.unwrap().balance.communication_bytes_per_step.unwrap();
+            let seen = simulate_ranks(&model, &ask, &machine(), &network()).unwrap();
+            let right = 1e3 * sent as f64 / 1e9;
+            assert!((seen.network_ms / right - 1.0).abs() < 1e-5, "{stage}: {seen:?}, {right}");
         }
     }
 

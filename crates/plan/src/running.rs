@@ -10,7 +10,7 @@ use kernels::KvKind;
 use ledger::{Account, Plan};
 use models::{KvPages, LoraConfig, LoraTarget, Model, ModelConfig, Recompute, Runner, Workload};
 use serde_json::{Map, Value};
-use train::{BatchShape, OptimizerKind, Place, Recipe, Stage, TrainConfig, Trainer};
+use train::{BatchShape, OptimizerKind, Place, Recipe, SentBytes, Stage, TrainConfig, Trainer};
 
 /// What a process of this program takes beside its lists.
 #[derive(Clone, Copy, Debug, Default)]
@@ -295,8 +295,9 @@ pub fn train(
         Prediction::new(model, "the trainer's lists", first.terms.clone(), ask.budget)?;
     prediction.notes.extend(architecture.notes.iter().cloned());
     prediction.notes.extend(crate::train::stage_2_note(architecture, ask)?);
-    let sent = crate::train::communication_of((all, all), ask)?;
-    prediction.balance.communication_bytes_per_step = Some(sent);
+    let Job { config, place, .. } = job(architecture, ask)?;
+    let sent = SentBytes::of(&config, place).map_err(|e| architecture.error(e))?;
+    prediction.balance.communication_bytes_per_step = Some(sent.per_step);
     let total_bytes = first.total_bytes;
     prediction.balance.ranks = vec![first];
     let again = |recompute: Recompute, costs| {

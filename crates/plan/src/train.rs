@@ -140,6 +140,20 @@ pub fn lora_parameters(config: &TransformerConfig, rank: u64) -> Result<u64, Err
     product("adapters", &[rank, sides, config.num_hidden_layers as u64])
 }
 
+/// Parameters that learn.
+///
+/// # Errors
+/// When they do not fit into 64 bits.
+pub(crate) fn trained_parameters(
+    architecture: &Architecture,
+    ask: &TrainAsk,
+) -> Result<u64, Error> {
+    match ask.lora {
+        Some(rank) => lora_parameters(architecture.transformer()?, rank),
+        None => architecture.parameters(),
+    }
+}
+
 /// Bytes that a rank sends an optimizer step over `trained` parameters of `all`, before the share
 /// (N-1)/N is taken: gradients are reduced in FP32, weights gathered as they are stored.
 ///
@@ -217,13 +231,10 @@ fn terms(architecture: &Architecture, ask: &TrainAsk) -> Result<Terms, Error> {
     let (all, units) = (architecture.parameters()?, architecture.units()?);
     let bytes = StateBytes::new(ask.precision, ask.optimizer);
     let mut terms = Terms::default();
-    let trained = match ask.lora {
-        None => all,
-        Some(rank) => {
-            ask.layout.frozen(all, ask.precision.weights(), &mut terms)?;
-            lora_parameters(config, rank)?
-        }
-    };
+    let trained = trained_parameters(architecture, ask)?;
+    if ask.lora.is_some() {
+        ask.layout.frozen(all, ask.precision.weights(), &mut terms)?;
+    }
     let single = single_moments(architecture, ask)?;
     ask.layout.states(trained, single, bytes, &mut terms)?;
     let activations = Activations {
@@ -281,12 +292,7 @@ pub fn train(architecture: &Architecture, ask: &TrainAsk) -> Result<Prediction, 
     let all = architecture.parameters()?;
     let model = (&architecture.name[..], all);
     let mut plan = Prediction::new(model, "formulas", own, ask.budget)?;
-    let config = architecture.transformer()?;
-    let trained = match ask.lora {
-        Some(rank) => lora_parameters(config, rank)?,
-        None => all,
-    };
-    let sent = communication_of((all, trained), ask)?;
+    let sent = communication_of((all, trained_parameters(architecture, ask)?), ask)?;
     plan.balance.communication_bytes_per_step = Some(sent);
     plan.balance.ranks = (0..ask.layout.ranks.min(MOST_RANKS))
         .map(|rank| Rank {
@@ -378,18 +384,27 @@ fn notes(architecture: &Architecture, ask: &TrainAsk, plan: &mut Prediction) -> 
     Ok(())
 }
 
-/// What stage 2 costs where micro-batches are accumulated.
+/// What stage 2 costs where micro-batches are accumulated; that it saves nothing where layers have the
+/// same weights.
 pub(crate) fn stage_2_note(
     architecture: &Architecture,
     ask: &TrainAsk,
 ) -> Result<Option<String>, Error> {
-    if ask.layout.stage != 2 || ask.accumulate == 1 || ask.layout.ranks == 1 || ask.pieces {
+    if ask.layout.stage != 2 || ask.layout.ranks == 1 || ask.pieces {
+        return Ok(None);
+    }
+    if architecture.config.shares_layers() {
+        let why =
+            "layers with the same weights have whole gradients: stage 2 holds what stage 1 does";
+        return Ok(Some(why.to_owned()));
+    }
+    if ask.accumulate == 1 {
         return Ok(None);
     }
     let stage_1 = Layout { stage: 1, ..ask.layout };
     let bytes = StateBytes::new(ask.precision, ask.optimizer);
-    let all = architecture.parameters()?;
-    let less = communication_bytes((all, all), bytes, stage_1, ask.accumulate)?;
+    let trained = trained_parameters(architecture, ask)?;
+    let less = communication_bytes((trained, trained), bytes, stage_1, ask.accumulate)?;
     Ok(Some(format!(
         "stage 2 reduces gradients once a micro-batch: {} accumulated ones send more than stage 1's {}",
         ask.accumulate,

@@ -131,11 +131,13 @@ impl Layout {
         Layout { storage: storage.clone(), ..Layout::default() }
     }
 
-    /// Parameters at places of their own choosing, as values; places may overlap, where parameters
-    /// take turns. The end is at a multiple of sixteen values.
+    /// Parameters at places of their own choosing; places of values may overlap, where parameters take
+    /// turns. The end is at a multiple of sixteen values.
     pub fn of_specs(specs: Vec<ParameterSpec>) -> Layout {
         let len = specs.iter().map(|spec| spec.range.end).max().unwrap_or(0).next_multiple_of(16);
-        Layout { specs, len, ..Layout::default() }
+        let parts = specs.iter().flat_map(|spec| &spec.parts);
+        let block_bytes = parts.map(|part| part.bytes.end).max().unwrap_or(0);
+        Layout { specs, len, block_bytes, ..Layout::default() }
     }
 
     /// Values of a flat buffer of this layout.
@@ -234,7 +236,8 @@ impl Layout {
         specs(self, account, mixed)
     }
 
-    fn block_spec(&self) -> Spec {
+    /// What the panels of matrices take.
+    pub fn block_spec(&self) -> Spec {
         let values = self.block_bytes.div_ceil(size_of::<f32>());
         Spec::new("quantised weights", Account::Weights, values)
     }
@@ -278,6 +281,11 @@ impl Parameters {
         let mut weights = Parameters::zeros(layout, "weights", Account::Weights)?;
         weights.blocks = Some(Buffer::new(&layout.block_spec())?);
         Ok(weights)
+    }
+
+    /// Takes over the panels of other weights of the same matrices, which have none from then on.
+    pub fn take_panels(&mut self, from: &mut Parameters) {
+        self.blocks = from.blocks.take();
     }
 
     /// From now on computation reads matrices and tables in 16 bits; the values become master weights.

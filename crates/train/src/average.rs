@@ -4,6 +4,7 @@
 
 use crate::config::Recipe;
 use ledger::{Account, Plan};
+use std::ops::Range;
 use std::sync::Arc;
 use tensor::{Layout, Parameters};
 
@@ -12,6 +13,16 @@ use tensor::{Layout, Parameters};
 pub struct Average {
     /// Its values; nothing before the first step.
     pub weights: Parameters,
+    runs: Vec<Averaged>,
+}
+
+/// A run of values that is averaged.
+#[derive(Clone, Debug)]
+pub(crate) struct Averaged {
+    /// Where it stands in the average.
+    pub(crate) at: Range<usize>,
+    /// Where it begins among the weights.
+    pub(crate) of: usize,
 }
 
 impl Average {
@@ -24,22 +35,55 @@ impl Average {
         plan
     }
 
-    /// Nothing yet; none where the recipe averages nothing.
+    /// Nothing yet, of the parameters at some places of the weights' layout; none where the recipe
+    /// averages nothing.
     ///
     /// # Errors
     /// When memory is not to be had.
-    pub fn of(recipe: &Recipe, layout: &Arc<Layout>) -> Result<Option<Average>, ledger::Error> {
-        let make = || Parameters::zeros(layout, "averaged weights", Account::Optimizer);
-        Ok((recipe.average > 0.0).then(make).transpose()?.map(|weights| Average { weights }))
+    pub fn of(
+        recipe: &Recipe,
+        layout: &Layout,
+        places: &[usize],
+    ) -> Result<Option<Average>, ledger::Error> {
+        let own = Arc::new(layout.of_some(places.iter().copied()));
+        let weights = places.iter().map(|&place| layout.specs()[place].range.start);
+        let pairs = own.specs().iter().zip(weights);
+        let runs = pairs.map(|(spec, of)| Averaged { at: spec.range.clone(), of }).collect();
+        Average::of_runs(recipe, &own, runs)
     }
 
-    /// Adds the weights after step `step` (from 1): the average keeps `share` of itself, less at
-    /// first, so that the first weights do not stay in it.
-    pub fn add(&mut self, weights: &Parameters, step: u64, share: f64) {
+    /// The same of some runs of values.
+    ///
+    /// # Errors
+    /// When memory is not to be had.
+    pub(crate) fn of_runs(
+        recipe: &Recipe,
+        layout: &Arc<Layout>,
+        runs: Vec<Averaged>,
+    ) -> Result<Option<Average>, ledger::Error> {
+        let make = || Parameters::zeros(layout, "averaged weights", Account::Optimizer);
+        let made = (recipe.average > 0.0).then(make).transpose()?;
+        Ok(made.map(|weights| Average { weights, runs }))
+    }
+
+    /// Adds the weights (all values of their buffer) after step `step` (from 1): the average keeps
+    /// `share` of itself, less at first, so that the first weights do not stay in it.
+    pub fn add(&mut self, weights: &[f32], step: u64, share: f64) {
         let first = (step as f64 - 1.0) / (step as f64 + 9.0);
         let part = (1.0 - share.min(first)) as f32;
-        let pairs = self.weights.flat_mut().iter_mut().zip(weights.flat());
-        pairs.for_each(|(average, weight)| *average += part * (weight - *average));
+        for Averaged { at, of } in &self.runs {
+            let own = self.weights.flat_mut()[at.clone()].iter_mut();
+            let pairs = own.zip(&weights[*of..*of + at.len()]);
+            pairs.for_each(|(average, weight)| *average += part * (weight - *average));
+        }
+    }
+
+    /// Changes places with the weights.
+    pub(crate) fn swap(&mut self, weights: &mut [f32]) {
+        for Averaged { at, of } in &self.runs {
+            let own = &mut self.weights.flat_mut()[at.clone()];
+            own.swap_with_slice(&mut weights[*of..*of + at.len()]);
+        }
     }
 }
 
@@ -54,15 +98,15 @@ mod tests {
         layout.add("w", &[3], Initial::Constant(0.0), false);
         let layout = Arc::new(layout);
         let recipe = Recipe { average: 0.1, ..Recipe::default() };
-        let mut average = Average::of(&recipe, &layout).unwrap().unwrap();
+        let mut average = Average::of(&recipe, &layout, &[0]).unwrap().unwrap();
         let mut weights = Parameters::zeros(&layout, "w", Account::Weights).unwrap();
         // 8; then 1/11 of it and 10/11 of 19; from then on a tenth.
         for (step, (value, right)) in (1..).zip([(8.0, 8.0), (19.0, 18.0), (28.0, 27.0)]) {
             weights.flat_mut()[..3].fill(value);
-            average.add(&weights, step, recipe.average);
+            average.add(weights.flat(), step, recipe.average);
             let found = &average.weights.flat()[..3];
             assert!(found.iter().all(|x: &f32| (x - right).abs() < 1e-5), "{step}: {found:?}");
         }
-        assert!(Average::of(&Recipe::default(), &layout).unwrap().is_none());
+        assert!(Average::of(&Recipe::default(), &layout, &[0]).unwrap().is_none());
     }
 }

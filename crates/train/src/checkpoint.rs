@@ -214,6 +214,7 @@ fn write_shard(dir: &Path, trainer: &Trainer, zero: &Zero, step: u64) -> Result<
         (SECOND, &optimizer.second),
     ];
     held.extend(trainer.muon.iter().map(|muon| (MOMENTUM, &muon.momentum)));
+    held.extend(trainer.average.iter().map(|average| (AVERAGE, &average.weights)));
     let (mut tensors, mut from) = (Vec::new(), BTreeMap::new());
     for (prefix, parameters) in held {
         for (name, start, values) in zero.pieces_of(parameters) {
@@ -491,6 +492,12 @@ fn load_one(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
                 let spec = &whole.specs()[piece.param];
                 let place = &mut moments.flat_mut()[piece.moment.clone()];
                 reader.read(prefix, named(spec), piece.from, place)?;
+            }
+        }
+        if let Some(average) = &mut trainer.average {
+            for piece in &pieces {
+                let place = &mut average.weights.flat_mut()[piece.at.clone()];
+                reader.read(AVERAGE, named(&whole.specs()[piece.param]), piece.from, place)?;
             }
         }
         trainer.fill_own(|spec, from, out| reader.read(WEIGHTS, named(spec), from, out))?;

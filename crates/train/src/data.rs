@@ -153,7 +153,8 @@ impl BatchShape {
         for epoch in 0..recipe.epochs {
             let order = epoch_order(recipe.seed, epoch, train.len());
             for batch in order.chunks(recipe.batch) {
-                place.rounds(batch, recipe).into_iter().for_each(|(part, _)| meet(train, part));
+                let rounds = place.rounds(batch, recipe).into_iter();
+                rounds.for_each(|part| meet(train, part.sequences));
             }
         }
         shape

@@ -35,4 +35,4 @@ pub use saved::{
     write_weights,
 };
 pub use trainer::{StepReport, Trainer};
-pub use zero::{Disagreement, Place, ShareError, Shared, Stage};
+pub use zero::{Disagreement, Place, SentBytes, ShareError, Shared, Stage};

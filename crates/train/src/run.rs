@@ -269,9 +269,9 @@ fn best(
 /// How one rank of several ended.
 #[derive(Debug)]
 pub struct RankOutcome {
-    /// The model as in [`Outcome`] where adapters were trained; else the run folder has it, and no
-    /// rank need hold it.
-    pub model: Option<Model>,
+    /// The best adapters, on rank 0 where adapters were trained to the end; they are all that it holds.
+    /// All weights are in the run folder, and no rank need hold them.
+    pub adapters: Option<Model>,
     /// Where the run stands.
     pub state: State,
     /// The signal that stopped it, if one did.
@@ -294,9 +294,11 @@ pub fn run_ranks(
 ) -> Result<RankOutcome, Error> {
     let trained = train(start, Some(shared), options, tell)?;
     let Trained { trainer, state, stopped_by, steps, sent } = trained;
-    let adapters = !options.config.model.trains_all();
-    let model = adapters.then(|| best(trainer, options.dir, &state, stopped_by)).transpose()?;
-    Ok(RankOutcome { model, state, stopped_by, steps, sent })
+    drop(trainer);
+    let model = &options.config.model;
+    let wanted = shared.ranks.is_first() && stopped_by.is_none() && !model.trains_all();
+    let adapters = wanted.then(|| saved::read_adapters(options.dir, model)).transpose()?;
+    Ok(RankOutcome { adapters, state, stopped_by, steps, sent })
 }
 
 /// A run's end, and what it has in memory.

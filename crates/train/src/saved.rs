@@ -6,8 +6,9 @@ use formats::{
     TensorFile, TensorHead, TensorKind, TensorRef, Values, replace_file, stream_tensors,
     write_tensors,
 };
+use ledger::Account;
 use models::ngram::Ngram;
-use models::{Model, ModelConfig};
+use models::{Model, ModelConfig, Residence};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -166,6 +167,16 @@ pub(crate) fn read_learnt(file: &TensorFile, model: &mut Model) -> Result<(), fo
     read_some(file, model.weights_mut(), |name| config.trains(name))
 }
 
+/// A model that holds the adapters of a run folder, and no other weights.
+pub(crate) fn read_adapters(dir: &Path, config: &ModelConfig) -> Result<Model, Error> {
+    let layout = Model::layout_of(config)?.with_room_for(|spec| config.trains(&spec.name));
+    let weights = Parameters::zeros(&Arc::new(layout), "adapters", Account::Weights);
+    let weights = weights.map_err(models::Error::Memory)?;
+    let mut model = Model::of_weights(config, weights, Residence::Whole)?;
+    read_learnt(&TensorFile::open(&dir.join(ADAPTER_FILE))?, &mut model)?;
+    Ok(model)
+}
+
 fn read_some(
     file: &TensorFile,
     to: &mut Parameters,
@@ -267,12 +278,16 @@ pub(crate) fn write_shared(
     if std::ptr::eq(zero.truth_of(model), model.weights()) {
         return if first { write_weights(dir, model, step) } else { Ok(()) };
     }
-    let path = dir.join(WEIGHTS_FILE);
+    let path = dir.join(learnt_file(model.config()));
     let units = zero.map.units.len();
     let mut gathered = 0;
-    let heads: Vec<TensorHead> = whole.specs().iter().map(head_of).collect();
+    let learns = |&index: &usize| model.config().trains(&whole.specs()[index].name);
+    let learnt: Vec<usize> = (0..whole.specs().len()).filter(learns).collect();
+    let heads: Vec<TensorHead> =
+        learnt.iter().map(|&index| head_of(&whole.specs()[index])).collect();
     let result = if first {
         stream_tensors(&path, &heads, |index, out| -> Result<(), Error> {
+            let index = learnt[index];
             let name = &whole.specs()[index].name;
             if let Some(values) = zero.vector(name) {
                 return write_values(out, values).map_err(|source| io_error(&path, source));

@@ -8,7 +8,7 @@ use crate::muon::{self, Muon};
 use crate::optimizer::{AdamW, Applied};
 use crate::precision::LossScale;
 use crate::saved;
-use crate::zero::{Losses, Piece, Place, ShardMap, Shared, Stage, Zero, memory_of};
+use crate::zero::{Flow, Losses, Part, Piece, Place, ShardMap, Shared, Stage, Zero, memory_of};
 use kernels::{HalfKind, Team};
 use ledger::{Account, Plan};
 use models::{Batch, Dropout, Model, ModelConfig, Runner, Training, Workload};
@@ -72,15 +72,39 @@ fn workload(shape: BatchShape, threads: usize) -> Workload {
     Workload { rows, sequences, longest, threads, training: true }
 }
 
+/// A model with its first weights.
+fn fresh(config: &TrainConfig) -> Result<Model, models::Error> {
+    let mut model = Model::new(&config.model)?;
+    model.weights_mut().initialise(config.train.seed);
+    Ok(model)
+}
+
+/// The places of the parameters that learn.
+fn learnt(config: &ModelConfig, layout: &Layout) -> Vec<usize> {
+    let learns = |&i: &usize| config.trains(&layout.specs()[i].name);
+    (0..layout.specs().len()).filter(learns).collect()
+}
+
 /// The places of the parameters that AdamW changes: all that learn, but for Muon's.
 fn adams(config: &ModelConfig, recipe: &Recipe, layout: &Layout) -> Vec<usize> {
     let muons = match recipe.optimizer {
         OptimizerKind::Adamw => Vec::new(),
         OptimizerKind::Muon => muon::places(config, layout),
     };
-    let learns = |&i: &usize| config.trains(&layout.specs()[i].name);
-    let places = (0..layout.specs().len()).filter(learns);
-    places.filter(|i| muons.binary_search(i).is_err()).collect()
+    let mut places = learnt(config, layout);
+    places.retain(|i| muons.binary_search(i).is_err());
+    places
+}
+
+/// What moments, momentum and average take where nothing is shared out.
+fn plan_whole(config: &TrainConfig, layout: &Layout) -> Plan {
+    let TrainConfig { model, train } = config;
+    let mut plan = AdamW::plan(&layout.of_some(adams(model, train, layout)));
+    if train.optimizer == OptimizerKind::Muon {
+        plan.extend(Muon::plan(model, layout));
+    }
+    plan.extend(Average::plan(train, &layout.of_some(learnt(model, layout))));
+    plan
 }
 
 impl Trainer {
@@ -100,16 +124,12 @@ impl Trainer {
         let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
         let split = place.split(&config.train);
         let map = ShardMap::new(&config.model, &layout, half.is_some(), split);
-        let memory = memory_of(&map, place, mixed, config.train.pieces > 0);
+        let memory = memory_of(&map, place, mixed, Flow::new(config, place));
         let mut plan = memory.plan();
-        if place.stage == Stage::Zero {
-            plan.extend(AdamW::plan(&layout.of_some(adams(&config.model, &config.train, &layout))));
-            if config.train.optimizer == OptimizerKind::Muon {
-                plan.extend(Muon::plan(&config.model, &layout));
-            }
-        } else {
-            plan.extend(memory.plan_moments(config.train.optimizer));
-        }
+        plan.extend(match place.stage {
+            Stage::Zero => plan_whole(config, &layout),
+            _ => memory.plan_moments(&config.train),
+        });
         let training = Training { recompute: shape.recompute, half };
         plan.extend(Runner::plan_training(&config.model, &workload, training)?);
         Ok(plan)
@@ -136,12 +156,7 @@ impl Trainer {
         };
         let learning = layout.with_room_for(|spec| config.model.trains(&spec.name));
         plan.add(&learning.buffer_spec("gradients", Account::Gradients));
-        let places = adams(&config.model, &config.train, &layout);
-        plan.extend(AdamW::plan(&layout.of_some(places)));
-        if config.train.optimizer == OptimizerKind::Muon {
-            plan.extend(Muon::plan(&config.model, &layout));
-        }
-        plan.extend(Average::plan(&config.train, &layout));
+        plan.extend(plan_whole(config, &layout));
         plan.extend(Runner::plan_training(
             &config.model,
             &workload,
@@ -159,9 +174,7 @@ impl Trainer {
         shape: BatchShape,
         team: &Arc<Team>,
     ) -> Result<Trainer, models::Error> {
-        let mut model = Model::new(&config.model)?;
-        model.weights_mut().initialise(config.train.seed);
-        Trainer::of(model, &config.train, shape, team)
+        Trainer::of(fresh(config)?, &config.train, shape, team)
     }
 
     /// The same for a model that has weights.
@@ -194,12 +207,27 @@ impl Trainer {
             model.weights_mut().keep_halves(team, mixed)?;
         }
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
-        let average = Average::of(recipe, &layout)?;
+        let average = Average::of(recipe, &layout, &learnt(model.config(), &layout))?;
         Ok(Trainer { muon, average, ..Trainer::whole(model, optimizer, recipe, gradients, runner) })
     }
 
-    /// One rank's part of a model in training: of given weights, else of fresh ones. All ranks call
-    /// it at the same time.
+    /// A model whose weights that do not learn are to be read into the places where a rank has them:
+    /// from stage 1 on beside adapters, which begin anew. None elsewhere: [`Model::new`] does.
+    ///
+    /// # Errors
+    /// When the configuration makes no network, or memory is not to be had.
+    pub fn room(config: &TrainConfig, place: Place) -> Result<Option<Model>, models::Error> {
+        if place.stage == Stage::Zero || config.model.trains_all() {
+            return Ok(None);
+        }
+        let layout = Arc::new(Model::layout_of(&config.model)?);
+        let map = ShardMap::new(&config.model, &layout, false, place.split(&config.train));
+        let memory = memory_of(&map, place, None, Flow::new(config, place));
+        memory.room(&config.model).map(Some)
+    }
+
+    /// One rank's part of a model in training: of given weights, those of [`Trainer::room`] too, else of
+    /// fresh ones. All ranks call it at the same time.
     ///
     /// # Errors
     /// As [`Trainer::of`].
@@ -215,50 +243,56 @@ impl Trainer {
         let workload = workload(shape, team.threads());
         let half = recipe.precision.half();
         let mixed = half.map(|kind| Runner::mixed(&config.model, &workload, kind)).transpose()?;
-        let pieces = recipe.pieces > 0;
+        let flow = Flow::new(config, place);
         let map = ShardMap::new(&config.model, &layout, half.is_some(), place.split(recipe));
-        let memory = memory_of(&map, place, mixed, pieces);
+        let memory = memory_of(&map, place, mixed, flow);
         let (truth, rooms) = (memory.truth()?, memory.new_rooms()?);
         let gradients = memory.new_gradients()?;
-        let (model, optimizer, from) = if place.stage == Stage::Zero {
-            let mut model = match from {
-                Some(model) => model,
-                None => {
-                    let mut model = Model::new(&config.model)?;
-                    model.weights_mut().initialise(recipe.seed);
-                    model
-                }
-            };
-            if let Some(mixed) = mixed {
-                model.weights_mut().keep_halves(team, mixed)?;
-            }
-            let places = adams(&config.model, recipe, model.layout());
-            let optimizer = AdamW::of_some(&layout, places)?;
-            (model, optimizer, None)
-        } else {
-            (memory.model(&config.model)?, AdamW::new(&map.moments)?, from)
+        let shares_out = place.stage > Stage::Zero;
+        let from = match from {
+            None if !shares_out || !config.model.trains_all() => Some(fresh(config)?),
+            from => from,
+        };
+        let (mut model, from) = match from {
+            Some(model) if !shares_out => (model, None),
+            from => memory.model(&config.model, from)?,
+        };
+        if let Some(mixed) = mixed.filter(|_| !shares_out) {
+            model.weights_mut().keep_halves(team, mixed)?;
+        }
+        let optimizer = match shares_out {
+            true => AdamW::new(&map.moments)?,
+            false => AdamW::of_some(&layout, adams(&config.model, recipe, &layout))?,
         };
         let muon = match recipe.optimizer {
             OptimizerKind::Adamw => None,
-            OptimizerKind::Muon if place.stage > Stage::Zero => Some(Muon::of_rank(&map)?),
+            OptimizerKind::Muon if shares_out => Some(Muon::of_rank(&map)?),
             OptimizerKind::Muon => Some(Muon::new(&config.model, &layout)?),
         };
-        let zero = Zero::new(shared, map, (truth, rooms), (half, team), pieces);
+        let mut zero = Zero::new(shared, map, (truth, rooms), (half, team), flow);
+        let average = match shares_out {
+            true => Average::of_runs(recipe, &zero.map.shard, zero.averaged())?,
+            false => Average::of(recipe, &layout, &learnt(&config.model, &layout))?,
+        };
+        if shares_out {
+            zero.fill(model.weights_mut(), |spec, at, out| {
+                match &from {
+                    Some(model) => copy_of(model, &spec.name, at, out),
+                    None => spec.fill_initial(recipe.seed, at, out),
+                }
+                Ok::<(), models::Error>(())
+            })?;
+        }
+        // Before activations are there.
+        drop(from);
         let runner = Runner::recomputing(&model, workload, shape.recompute, team)?;
         let mut trainer = Trainer {
             zero: Some(zero),
             muon,
+            average,
             ..Trainer::whole(model, optimizer, recipe, gradients, runner)
         };
-        if place.stage > Stage::Zero {
-            let seed = recipe.seed;
-            trainer.fill_own(|spec, at, out| {
-                match &from {
-                    Some(model) => copy_of(model, &spec.name, at, out),
-                    None => spec.fill_initial(seed, at, out),
-                }
-                Ok::<(), models::Error>(())
-            })?;
+        if shares_out {
             trainer.weights_changed();
         }
         Ok(trainer)
@@ -377,11 +411,12 @@ impl Trainer {
         });
         // Of this rank, or of each of its pieces.
         let mut sums: Vec<Losses> = Vec::new();
-        let mut rounds = place.rounds(indices, &self.recipe).into_iter().peekable();
-        while let Some((part, counts)) = rounds.next() {
+        let (mut begins, mut rounds) =
+            (true, place.rounds(indices, &self.recipe).into_iter().peekable());
+        while let Some(Part { sequences, counts, ends }) = rounds.next() {
             let started = Instant::now();
             self.batch.clear();
-            for &i in part {
+            for &i in sequences {
                 data.add_to(i as usize, &mut self.batch, &mut self.ids);
             }
             report.data_seconds += started.elapsed().as_secs_f64();
@@ -392,12 +427,12 @@ impl Trainer {
                     self.runner.train(&self.model, batch, scale, dropout, gradients)
                 }
                 Some(zero) => {
-                    zero.begin(rounds.peek().is_none());
+                    zero.begin(ends, rounds.peek().is_none());
                     let (batch, gradients) = ((&self.batch, dropout), &mut self.gradients);
                     self.runner.train_kept(&mut self.model, zero, batch, scale, gradients)
                 }
             };
-            if sums.is_empty() || self.recipe.pieces > 0 {
+            if std::mem::replace(&mut begins, ends) {
                 sums.push(Losses::default());
             }
             let loss = losses.iter().map(|&l| f64::from(l)).sum::<f64>();
@@ -437,7 +472,9 @@ impl Trainer {
             lost = lost.map(|lost| lost + more);
         }
         if let Some(average) = self.average.as_mut().filter(|_| applied.gradient_norm.is_finite()) {
-            average.add(weights, self.optimizer.steps, self.recipe.average);
+            let truth =
+                self.zero.as_ref().map_or(self.model.weights(), |z| z.truth_of(&self.model));
+            average.add(truth.flat(), self.optimizer.steps, self.recipe.average);
         }
         self.runner.weights_changed();
         report.gradient_norm = applied.gradient_norm;
@@ -572,7 +609,11 @@ impl Trainer {
     /// the recipe averages none.
     pub(crate) fn swap_average(&mut self) {
         if let Some(average) = &mut self.average {
-            average.weights.flat_mut().swap_with_slice(self.model.weights_mut().flat_mut());
+            let weights = self.model.weights_mut();
+            match &mut self.zero {
+                Some(zero) => zero.swap(average, weights),
+                None => average.swap(weights.flat_mut()),
+            }
             self.weights_changed();
         }
     }

@@ -36,7 +36,7 @@ fn the_plan_is_what_is_charged() {
         ModelConfig::Transformer(every_norm),
         ModelConfig::Rnn(RnnConfig::email(vocab)),
     ];
-    for model in models {
+    for model in models.clone() {
         let (adamw, muon) = (OptimizerKind::Adamw, OptimizerKind::Muon);
         for (threads, recompute, optimizer, precision, pieces) in [
             (1, Recompute::None, adamw, Precision::F32, 0),
@@ -49,7 +49,8 @@ fn the_plan_is_what_is_charged() {
             (1, Recompute::None, adamw, Precision::F32, 8),
             (2, Recompute::None, muon, Precision::Bf16, 4),
         ] {
-            let train = Recipe { optimizer, precision, pieces, ..Recipe::default() };
+            let average = if threads == 3 || pieces == 8 { 0.9 } else { 0.0 };
+            let train = Recipe { optimizer, precision, pieces, average, ..Recipe::default() };
             let config = TrainConfig { model: model.clone(), train };
             if config.check_recipe().is_err() {
                 assert!(precision != Precision::F32);
@@ -93,22 +94,39 @@ fn the_plan_is_what_is_charged() {
             drop(model);
         }
     }
-    ranks_hold_what_is_planned();
+    let (email, [_, adapters, kept, ..]) = (TransformerConfig::email(vocab, 64), models);
+    let tied = TransformerConfig { tie_word_embeddings: true, ..email };
+    let (num_hidden_layers, distinct_layers) = (5, Some(2));
+    let cycle = TransformerConfig { num_hidden_layers, distinct_layers, ..tied.clone() };
+    let [tied, cycle] = [tied, cycle].map(ModelConfig::Transformer);
+    for model in [tied, cycle, adapters, kept] {
+        ranks_hold_what_is_planned(&model);
+    }
 }
 
 /// All ranks of one process together, with pieces and without.
-fn ranks_hold_what_is_planned() {
-    let model =
-        TransformerConfig { tie_word_embeddings: true, ..TransformerConfig::email(500, 64) };
-    for (stage, precision, (pieces, optimizer)) in Stage::ALL.into_iter().flat_map(|stage| {
-        let both = [Precision::F32, Precision::Bf16].into_iter();
-        let kinds =
-            [(0, OptimizerKind::Adamw), (4, OptimizerKind::Adamw), (4, OptimizerKind::Muon)];
-        both.flat_map(move |precision| kinds.map(|kind| (stage, precision, kind)))
-    }) {
-        let model = ModelConfig::Transformer(model.clone());
-        let train = Recipe { precision, pieces, optimizer, ..Recipe::default() };
-        let config = TrainConfig { model, train };
+fn ranks_hold_what_is_planned(model: &ModelConfig) {
+    for (stage, precision, (pieces, optimizer, micro_batch, average)) in
+        Stage::ALL.into_iter().flat_map(|stage| {
+            let both = [Precision::F32, Precision::Bf16].into_iter();
+            let (adamw, muon) = (OptimizerKind::Adamw, OptimizerKind::Muon);
+            let kinds = [
+                (0, adamw, 64, 0.0),
+                (4, adamw, 64, 0.0),
+                (4, muon, 64, 0.9),
+                (0, muon, 8, 0.9),
+                (4, adamw, 3, 0.0),
+            ];
+            both.flat_map(move |precision| kinds.map(|kind| (stage, precision, kind)))
+        })
+    {
+        let train =
+            Recipe { precision, pieces, optimizer, micro_batch, average, ..Recipe::default() };
+        let config = TrainConfig { model: model.clone(), train };
+        if config.check_recipe().is_err() {
+            assert!(precision != Precision::F32);
+            continue;
+        }
         let shape = BatchShape::full(&config.train, 65);
         let plan = |rank| {
             let place = Place { rank, size: 2, stage };
@@ -121,7 +139,9 @@ fn ranks_hold_what_is_planned() {
                 scope.spawn(move || {
                     let shared = Shared { ranks: Arc::new(ranks), stage };
                     let team = Arc::new(Team::new(1));
-                    let trainer = Trainer::of_ranks(None, config, shape, &team, &shared).unwrap();
+                    let room = Trainer::room(config, shared.place()).unwrap();
+                    let from = room.filter(|_| pieces > 0);
+                    let trainer = Trainer::of_ranks(from, config, shape, &team, &shared).unwrap();
                     shared.ranks.barrier().unwrap();
                     let books = snapshot();
                     for account in Account::ALL {

@@ -155,47 +155,75 @@ fn muon_shares_out_whole_matrices_with_the_bits_of_stage_0() {
 }
 
 #[test]
-fn adapters_learn_on_ranks_that_share_nothing_out() {
-    let mut config = config(Precision::F32, true);
-    if let ModelConfig::Transformer(c) = &mut config.model {
-        c.lora = Some(LoraConfig { rank: 3, alpha: 6.0, targets: LoraTarget::ALL.to_vec() });
+fn layers_in_a_cycle_learn_at_every_stage_with_the_bits_of_stage_0() {
+    for (precision, optimizer) in [
+        (Precision::F32, OptimizerKind::Adamw),
+        (Precision::Bf16, OptimizerKind::Adamw),
+        (Precision::F32, OptimizerKind::Muon),
+    ] {
+        let mut config = config(precision, true);
+        if let ModelConfig::Transformer(c) = &mut config.model {
+            (c.num_hidden_layers, c.distinct_layers) = (5, Some(2));
+        }
+        config.train.optimizer = optimizer;
+        let alone = one_process(&config);
+        // Their gradients stay whole at every stage, so small pieces agree at all four.
+        for (size, micro_batch) in [(2, 8), (4, 8), (2, 3)] {
+            config.train.micro_batch = micro_batch;
+            let right = bits(&steps(&config, size, Stage::Zero, Recompute::None)[0].0);
+            for stage in Stage::ALL {
+                for recompute in [Recompute::None, Recompute::Layer] {
+                    let ranks = steps(&config, size, stage, recompute);
+                    let what = format!("{precision:?} {optimizer:?} {size} ranks, {stage:?}");
+                    assert!(ranks.iter().all(|(own, _)| bits(own) == right), "{what}");
+                    let near = if precision == Precision::F32 { 1e-5 } else { 1e-2 };
+                    for (own, right) in ranks[1].0.iter().zip(&alone) {
+                        let off = (own.loss_sum - right.loss_sum).abs() / right.loss_sum;
+                        assert!(off < near, "{what}: {off}");
+                    }
+                }
+            }
+        }
     }
-    let alone = one_process(&config);
-    assert!(alone[3].gradient_norm != alone[0].gradient_norm);
-    let ranks = steps(&config, 2, Stage::Zero, Recompute::None);
-    for (own, right) in ranks[1].0.iter().zip(&alone) {
-        assert!((own.loss_sum - right.loss_sum).abs() < 1e-6 * right.loss_sum);
-        assert!((own.gradient_norm - right.gradient_norm).abs() < 1e-4 * right.gradient_norm);
-    }
-    // Frozen weights have no gradient to send.
-    let layout = models::Model::layout_of(&config.model).unwrap();
-    let learn = layout.specs().iter().filter(|spec| config.model.trains(&spec.name));
-    let most = learn.map(|spec| spec.count().next_multiple_of(16) as u64).sum::<u64>();
-    let sent = |of: &[(Collective, Traffic)]| of[Collective::AllReduceGradients as usize].1.bytes;
-    let bytes: u64 = ranks.iter().map(|(_, traffic)| sent(traffic)).sum();
-    let steps = ranks[0].0.len() as u64;
-    assert!(bytes > 0 && bytes <= steps * 8 * most, "{bytes} of {most} values");
-    let place = Place { rank: 0, size: 2, stage: Stage::One };
-    assert!(place.check(&config).unwrap_err().to_string().contains("--lora"));
 }
 
 #[test]
-fn layers_in_a_cycle_learn_where_gradients_are_whole() {
-    let mut config = config(Precision::F32, true);
+fn the_bytes_of_layers_in_a_cycle_are_those_of_each_visit() {
+    let mut config = config(Precision::F32, false);
     if let ModelConfig::Transformer(c) = &mut config.model {
-        c.distinct_layers = Some(2);
+        (c.num_hidden_layers, c.distinct_layers) = (5, Some(2));
     }
-    let alone = one_process(&config);
-    for stage in [Stage::Zero, Stage::One] {
+    config.train.micro_batch = 2;
+    let layout = models::Model::layout_of(&config.model).unwrap();
+    let count = |wanted: &dyn Fn(&str) -> bool| -> u64 {
+        let specs = layout.specs().iter().filter(|spec| wanted(&spec.name));
+        specs.map(|spec| spec.count() as u64).sum()
+    };
+    let (layer, outer) =
+        (count(&|name| name.starts_with("layers.0.")), count(&|name| !name.starts_with("layers.")));
+    let parameters = outer + 2 * layer;
+    for stage in Stage::ALL {
         let ranks = steps(&config, 2, stage, Recompute::None);
-        for (own, right) in ranks[1].0.iter().zip(&alone) {
-            assert!((own.loss_sum - right.loss_sum).abs() < 1e-6 * right.loss_sum, "{stage:?}");
-        }
+        let sent = |kind: Collective| -> u64 {
+            ranks.iter().map(|(_, traffic)| traffic[kind as usize].1.bytes).sum()
+        };
+        let steps = ranks[0].0.len() as u64;
+        // A step of eight sequences is two batches on each of two ranks; the last one, of six, too.
+        let (reduced, gathered) = match stage {
+            Stage::Zero => (8 * parameters, 0),
+            Stage::One | Stage::Two => (4 * parameters, 4 * parameters),
+            // Both ways through five layers, twice. What still stands in its place is not asked for:
+            // the last layer, and the first one of the second batch; nor are, on the way back, the
+            // embeddings, which are not read there, and the output projection.
+            Stage::Three => (4 * parameters, 4 * (2 * outer + 17 * layer)),
+        };
+        let gradients =
+            sent(Collective::AllReduceGradients) + sent(Collective::ReduceScatterGradients);
+        assert_eq!(gradients, steps * reduced, "{stage:?}");
+        let before = if matches!(stage, Stage::One | Stage::Two) { 1 } else { 0 };
+        let parameters = sent(Collective::GatherParameters);
+        assert_eq!(parameters, (steps + before) * gathered, "{stage:?}");
     }
-    let place = Place { rank: 0, size: 2, stage: Stage::Two };
-    assert!(place.check(&config).unwrap_err().to_string().contains("layers with the same weights"));
-    config.train.average = 0.9;
-    assert!(place.check(&config).unwrap_err().to_string().contains("an average of weights"));
 }
 
 #[test]

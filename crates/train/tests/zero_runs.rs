@@ -140,8 +140,14 @@ fn a_run_goes_on_with_any_number_of_ranks() {
 
 #[test]
 fn a_resumed_run_of_as_many_ranks_has_the_same_bits_at_every_stage() {
-    for precision in [Precision::F32, Precision::F16] {
-        let config = config(precision);
+    for (precision, average) in [
+        (Precision::F32, 0.0),
+        (Precision::F16, 0.0),
+        (Precision::F32, 0.8),
+        (Precision::Bf16, 0.8),
+    ] {
+        let mut config = config(precision);
+        config.train.average = average;
         let place = tempfile::tempdir().unwrap();
         let whole = place.path().join("whole");
         // Three ranks do not divide the batch of eight; two do.
@@ -155,7 +161,7 @@ fn a_resumed_run_of_as_many_ranks_has_the_same_bits_at_every_stage() {
             let first = ask(&config, &cut);
             curve(Ask { stop_at: Some(5), ..first }, 2, stage);
             assert_eq!(curve(Ask { resume: true, ..first }, 2, Stage::Three), right);
-            assert!(weights(&cut) == weights(&whole), "{stage:?}: other weights");
+            assert!(weights(&cut) == weights(&whole), "{stage:?} {average}: other weights");
         }
     }
 }

@@ -3,6 +3,7 @@
 mod board;
 mod counts;
 mod lora;
+mod material;
 mod memory;
 mod over_ranks;
 mod sample;
@@ -16,8 +17,10 @@ use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
 use corpus::{Dataset, Side};
-use ledger::{Account, Charge, Plan, Report};
+use ledger::Report;
 use lora::AskedLora;
+pub use material::plan_token_files;
+use material::{plan_documents, plan_mapped, planned};
 use memory::Asked;
 use models::{ModelConfig, NgramConfig, RnnConfig, TransformerConfig};
 use over_ranks::{Rank, RankArgs};
@@ -30,7 +33,7 @@ use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
 use train::{
     BatchShape, OptimizerKind, Outcome, Place, Precision, RankOutcome, Recipe, RunOptions,
-    Schedule, Sequences, Stage, Start, TrainConfig, Trainer, order_bytes,
+    Schedule, Sequences, Stage, Start, TrainConfig, Trainer,
 };
 use watch::{Screen, Watch};
 
@@ -452,38 +455,6 @@ fn write(path: &Path, text: &str) -> Result<(), CliError> {
         .map_err(|e| CliError::input(format!("{}: {e}{}", path.display(), formats::hint(&e))))
 }
 
-/// Adds the mapped token files of the sides that training reads, and the order of an epoch, to the plan
-/// and to the books.
-pub fn plan_token_files(plan: &mut Plan, data: &Dataset) -> Vec<Charge> {
-    let order = order_bytes(data.side(Side::Train).len());
-    let mut charges = vec![planned(plan, "order of an epoch", order)];
-    charges.extend(plan_mapped(plan, data));
-    charges
-}
-
-/// The same of the mapped token files alone.
-fn plan_mapped(plan: &mut Plan, data: &Dataset) -> [Charge; 2] {
-    [Side::Train, Side::Valid].map(|side| {
-        let path = data.dir().join(side.file_name());
-        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
-        planned(plan, &format!("{} tokens, mapped", side.name()), bytes)
-    })
-}
-
-/// Data that the plan and the books have alike.
-fn planned(plan: &mut Plan, name: &str, bytes: u64) -> Charge {
-    plan.add_bytes(name, Account::Data, bytes);
-    Charge::new(Account::Data, bytes)
-}
-
-/// Adds the documents and their order to the plan; the documents have charged themselves.
-fn plan_documents(plan: &mut Plan, train: &dyn Sequences) -> Vec<Charge> {
-    let order = order_bytes(train.len());
-    plan.add_bytes("order of an epoch", Account::Data, order);
-    plan.add_bytes("documents", Account::Data, ledger::snapshot().current[Account::Data as usize]);
-    vec![Charge::new(Account::Data, order)]
-}
-
 struct Summary {
     json: serde_json::Value,
     text: String,
@@ -498,6 +469,8 @@ struct Material<'a> {
     /// Names the data, and the model that is gone on from.
     hash: String,
     synthetic: bool,
+    /// Bytes of documents.
+    documents: u64,
 }
 
 /// The documents named by the arguments, encoded by the model's tokenizer.
@@ -560,6 +533,7 @@ fn descend(
                 tokenizer: data.tokenizer(),
                 hash: format!("{}{from}", data.tokenizer().sha256()),
                 synthetic: data.manifest().synthetic,
+                documents: 0,
             }
         }
         (None, Some(init)) => {
@@ -570,6 +544,7 @@ fn descend(
                 tokenizer: &init.tokenizer,
                 hash: format!("{}{from}", read.hash),
                 synthetic: false,
+                documents: read.train.bytes() + read.valid.bytes(),
             }
         }
         (None, None) => return Err(CliError::input("no --data and no --init")),
@@ -606,7 +581,7 @@ fn descend(
     };
     let _files = match data {
         Some(data) => plan_token_files(&mut plan, data),
-        None => plan_documents(&mut plan, train),
+        None => plan_documents(&mut plan, train, material.documents),
     };
     if args.recompute == Asked::Auto && !quiet {
         term::note(&format!("--recompute {}: predicted {}", recompute.name(), mib(plan.total())));
@@ -642,10 +617,16 @@ fn descend(
     // A checkpoint of adapters holds no other weights.
     let model = match weights.filter(|_| !args.resume || args.lora.is_some()) {
         Some(weights) => {
-            let mut model = weights.load(team.threads())?;
-            let adapter = |spec: &tensor::ParameterSpec| models::is_adapter(&spec.name);
-            model.weights_mut().initialise_some(config.train.seed, adapter);
-            Some(model)
+            let threads = team.threads();
+            Some(match Trainer::room(config, place).map_err(CliError::failed)? {
+                Some(room) => weights.load_into(room, threads)?,
+                None => {
+                    let mut model = weights.load(threads)?;
+                    let adapter = |spec: &tensor::ParameterSpec| models::is_adapter(&spec.name);
+                    model.weights_mut().initialise_some(config.train.seed, adapter);
+                    model
+                }
+            })
         }
         None => None,
     };
@@ -702,8 +683,8 @@ fn descend(
     let (model, company) = match (ended, rank) {
         (Ended::Alone(outcome), _) => (Some(outcome.model), None),
         (Ended::Rank(outcome), Some(rank)) => {
-            let company = rank.company(&plan, &outcome, runtime)?;
-            (outcome.model.filter(|_| first), Some(company))
+            let company = rank.company(config, &plan, &outcome, runtime)?;
+            (outcome.adapters, Some(company))
         }
         (Ended::Rank(_), None) => (None, None),
     };
@@ -751,7 +732,7 @@ fn descend(
         "curve": state.curve,
     });
     if let Some(company) = &company {
-        json["ranks"] = company.json(config);
+        json["ranks"] = company.json();
     }
     let of_all = match adapter {
         Some(_) => format!(" ({} of them learnt)", thousands(trained as u64)),
@@ -776,7 +757,7 @@ fn descend(
         ranks: company.as_ref().map(|company| (company.ranks(), company.sent_per_step())),
         what_if,
     };
-    text.extend(company.map(|company| company.text(config)));
+    text.extend(company.map(|company| company.text()));
     Ok(Summary { json, text, ledger: (report, known) })
 }
 

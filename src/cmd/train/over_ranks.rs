@@ -16,7 +16,8 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use train::{
-    Disagreement, Event, Place, RankOutcome, RunOptions, Shared, Stage, Start, TrainConfig,
+    Disagreement, Event, Place, RankOutcome, RunOptions, SentBytes, Shared, Stage, Start,
+    TrainConfig,
 };
 
 /// Several ranks that train one model.
@@ -30,8 +31,8 @@ pub struct RankArgs {
     /// Train by so many ranks in this process, each a thread with workers of its own
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
-    /// Compute each step in so many pieces of the batch, one at once, and add their gradients up one
-    /// after another: any number of ranks that divides them gives the same bits, one process too
+    /// Compute each step in so many pieces of the batch and add their gradients up one after another:
+    /// any number of ranks that divides them gives the same bits, one process too
     #[arg(long, value_name = "P")]
     pub pieces: Option<NonZeroUsize>,
     /// Refuse to start where other than so many ranks came up
@@ -162,6 +163,8 @@ pub struct Company {
     place: Place,
     steps: u64,
     sent: Vec<(Collective, Traffic)>,
+    /// What it should be, by formula.
+    formula: SentBytes,
     /// Of each rank.
     memory: Vec<Vec<Term>>,
 }
@@ -253,6 +256,7 @@ impl Rank {
     /// Every rank's memory by term, and what this one sent. All ranks call it at the same time.
     pub fn company(
         &self,
+        config: &TrainConfig,
         plan: &Plan,
         outcome: &RankOutcome,
         runtime: u64,
@@ -284,34 +288,12 @@ impl Rank {
             .collect::<Result<_, _>>()
             .map_err(CliError::failed)?;
         let (place, steps, sent) = (self.place(), outcome.steps, outcome.sent.clone());
-        Ok(Company { place, steps, sent, memory })
+        let formula = SentBytes::of(config, place).map_err(CliError::failed)?;
+        Ok(Company { place, steps, sent, formula, memory })
     }
 }
 
 impl Company {
-    /// Bytes that a rank sends a step by the formula, and by how much at each parameter.
-    fn formula(&self, config: &TrainConfig) -> (u64, u64) {
-        let parameters = models::Model::count_parameters(&config.model).unwrap_or(0) as u64;
-        let word = if config.train.precision.half().is_some() { 2 } else { 4 };
-        let pieces = config.train.pieces;
-        let rounds = {
-            let own = config.train.batch / self.place.size;
-            match pieces {
-                0 => own.div_ceil(config.train.micro_batch) as u64,
-                pieces => (pieces / self.place.size) as u64,
-            }
-        };
-        let reduced = if pieces > 0 { rounds } else { 1 };
-        let each = match self.place.stage {
-            Stage::Zero => 4 * reduced + 4,
-            Stage::One => 4 * reduced + word,
-            Stage::Two => 4 * rounds + word,
-            Stage::Three => (4 + 2 * word) * rounds,
-        };
-        let others = self.place.size as u64 - 1;
-        (each, each * parameters * others / self.place.size as u64)
-    }
-
     /// Each rank's terms as they were measured.
     pub fn ranks(&self) -> Vec<plan::Rank> {
         let of = |(rank, all): (usize, &Vec<Term>)| {
@@ -331,21 +313,20 @@ impl Company {
     }
 
     /// For `result.json`.
-    pub fn json(&self, config: &TrainConfig) -> Value {
-        let (each, formula) = self.formula(config);
+    pub fn json(&self) -> Value {
         json!({
             "ranks": self.place.size,
             "stage": self.place.stage.number(),
             "memory": self.memory,
             "steps": self.steps,
             "collectives": train::collectives(&self.sent),
-            "formula_bytes_per_parameter": each,
-            "formula_bytes_per_step": formula,
+            "formula_bytes_per_parameter": self.formula.per_parameter,
+            "formula_bytes_per_step": self.formula.per_step,
         })
     }
 
     /// For people.
-    pub fn text(&self, config: &TrainConfig) -> String {
+    pub fn text(&self) -> String {
         let Place { size, stage, .. } = self.place;
         let mut out = format!("{size} ranks, ZeRO stage {}; memory of rank 0:\n", stage.number());
         let mut row = |name: &str, predicted: u64, measured: u64| {
@@ -378,11 +359,11 @@ impl Company {
                 100.0 * sum.overlap(),
             );
         }
-        let (each, formula) = self.formula(config);
+        let SentBytes { per_parameter, per_step } = self.formula;
         out + &format!(
-            "  {} bytes a step; the formula {each}Ψ·(N−1)/N says {}\n",
+            "  {} bytes a step; the formula {per_parameter}Ψ·(N−1)/N says {}\n",
             thousands(self.sent_per_step()),
-            thousands(formula)
+            thousands(per_step)
         )
     }
 }

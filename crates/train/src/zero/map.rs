@@ -99,6 +99,8 @@ pub(crate) struct ShardMap {
     pub(crate) momentum: Arc<Layout>,
     /// Muon's matrices in this rank's blocks.
     pub(crate) matrices: Vec<OwnMatrix>,
+    /// Parameters that do not learn: whole on every rank.
+    pub(crate) frozen: Vec<usize>,
 }
 
 /// A parameter in a unit, or among vectors.
@@ -238,10 +240,28 @@ impl ShardMap {
             vectors: Arc::new(only_vectors),
             shard,
             whole: Arc::clone(layout),
+            frozen: (0..specs.len()).filter(|param| !learns(param)).collect(),
             vectors_len,
             units,
             pieces,
         }
+    }
+
+    /// A layout of weights: what learns where `learnt` has it, the values of what does not learn behind
+    /// it, panels as they are.
+    pub(crate) fn with_frozen(&self, learnt: &Arc<Layout>) -> Arc<Layout> {
+        if self.frozen.is_empty() {
+            return Arc::clone(learnt);
+        }
+        let mut specs = learnt.specs().to_vec();
+        let mut end = learnt.len();
+        for &param in &self.frozen {
+            let whole = &self.whole.specs()[param];
+            let start = end.next_multiple_of(ALIGN);
+            end = start + whole.range.len();
+            specs[param] = ParameterSpec { range: start..end, ..whole.clone() };
+        }
+        Arc::new(Layout::of_specs(specs))
     }
 
     /// Values of the largest unit, or of all vectors where they are more.

@@ -1,12 +1,14 @@
 //! The buffers of a rank: the list that predicts them allocates them.
 
-use super::{Place, ShardMap, Stage};
-use crate::config::OptimizerKind;
+use super::{Flow, Place, ShardMap, Stage};
+use crate::average::Average;
+use crate::config::{OptimizerKind, Recipe};
 use crate::muon::Muon;
 use crate::optimizer::AdamW;
 use ledger::{Account, Buffer, Plan, Spec};
 use models::{Model, ModelConfig, Residence};
 use ranks::Ranks;
+use std::ops::Range;
 use std::sync::Arc;
 use tensor::{Layout, Mixed, Parameters};
 
@@ -17,8 +19,8 @@ pub(crate) struct Truth {
     pub(crate) master: Option<Parameters>,
     /// Their 16 bits, at stage 3.
     pub(crate) bits: Option<Buffer<f32>>,
-    /// What a step has added up: its blocks of the gradient, from stage 2 on; where gradients are added
-    /// up in pieces, at every stage, and all of it at stage 0.
+    /// What a step has added up, where gradients leave before its last batch: all of it, or its blocks
+    /// where gradients are shared out.
     pub(crate) gradients: Option<Parameters>,
 }
 
@@ -56,8 +58,7 @@ pub(crate) struct Memory<'a> {
     pub(crate) map: &'a ShardMap,
     pub(crate) place: Place,
     pub(crate) mixed: Option<Mixed>,
-    /// Whether gradients are added up in pieces.
-    pub(crate) pieces: bool,
+    pub(crate) flow: Flow,
 }
 
 impl Memory<'_> {
@@ -65,12 +66,20 @@ impl Memory<'_> {
         self.place.stage == Stage::Three
     }
 
-    /// Weights that are read, from stage 1 on: values, and where they stand.
-    fn values(&self) -> (Line, &Arc<Layout>) {
+    /// Weights that are read, from stage 1 on: values, and where they stand. Those that take turns
+    /// stand beside those that do not learn, where there are any.
+    fn values(&self) -> (Line, Arc<Layout>) {
+        let weights = line("weights", Account::Weights);
         match (self.mixed, self.by_unit()) {
-            (Some(_), _) => (line("norms and biases", Account::Weights), &self.map.vectors),
-            (None, false) => (line("weights", Account::Weights), &self.map.resident),
-            (None, true) => (line("gathered weights", Account::Communication), &self.map.window),
+            (Some(_), _) => {
+                (line("norms and biases", Account::Weights), Arc::clone(&self.map.vectors))
+            }
+            (None, false) => (weights, self.map.with_frozen(&self.map.resident)),
+            (None, true) if self.map.frozen.is_empty() => {
+                let gathered = line("gathered weights", Account::Communication);
+                (gathered, Arc::clone(&self.map.window))
+            }
+            (None, true) => (weights, self.map.with_frozen(&self.map.window)),
         }
     }
 
@@ -83,9 +92,10 @@ impl Memory<'_> {
     }
 
     fn gradients(&self) -> (Line, &Arc<Layout>) {
-        match self.place.stage < Stage::Two && !self.pieces {
-            true => (line("gradients", Account::Gradients), &self.map.resident),
-            false => (line("gradients of a unit", Account::Workspace), &self.map.window),
+        match (self.flow.leaves_early(), self.flow.takes_turns()) {
+            (false, _) => (line("gradients", Account::Gradients), &self.map.resident),
+            (true, false) => (line("gradients of a piece", Account::Workspace), &self.map.resident),
+            (true, true) => (line("gradients of a unit", Account::Workspace), &self.map.window),
         }
     }
 
@@ -104,12 +114,12 @@ impl Memory<'_> {
     }
 
     fn own_gradients(&self) -> Option<(Line, &Arc<Layout>)> {
-        match self.place.stage {
-            stage if stage.shares_gradients(self.pieces) => {
-                Some((line("own gradients", Account::Gradients), &self.map.shard))
+        match self.flow.shares_gradients() {
+            true => Some((line("own gradients", Account::Gradients), &self.map.shard)),
+            false if self.flow.pieces => {
+                Some((line("gradients", Account::Gradients), &self.map.resident))
             }
-            _ if self.pieces => Some((line("gradients", Account::Gradients), &self.map.resident)),
-            _ => None,
+            false => None,
         }
     }
 
@@ -117,7 +127,7 @@ impl Memory<'_> {
         let largest = self.map.largest();
         let words = self.mixed.map_or(largest, |_| largest.div_ceil(2));
         let gathers = if self.place.stage == Stage::Zero { 0 } else { words };
-        let reduced = match (self.pieces, self.place.is_alone()) {
+        let reduced = match (self.flow.pieces, self.place.is_alone()) {
             (false, _) => largest,
             (true, false) => self.map.largest_with_own(self.place),
             (true, true) => 0,
@@ -136,7 +146,8 @@ impl Memory<'_> {
             });
         } else {
             let (line, layout) = self.values();
-            line.plan(&mut plan, layout);
+            line.plan(&mut plan, &layout);
+            plan.add(&layout.block_spec());
             if let Some(mixed) = self.mixed {
                 let (account, layout) = self.halves();
                 layout.half_specs(account, mixed).iter().for_each(|spec| plan.add(spec));
@@ -150,25 +161,61 @@ impl Memory<'_> {
         plan
     }
 
-    /// The moments, from stage 1 on, and Muon's momentum where it changes matrices.
-    pub(crate) fn plan_moments(&self, optimizer: OptimizerKind) -> Plan {
+    /// The moments, from stage 1 on, Muon's momentum where it changes matrices, and the average.
+    pub(crate) fn plan_moments(&self, recipe: &Recipe) -> Plan {
         let mut plan = AdamW::plan(&self.map.moments);
-        if optimizer == OptimizerKind::Muon {
+        if recipe.optimizer == OptimizerKind::Muon {
             plan.extend(Muon::plan_rank(self.map));
         }
+        plan.extend(Average::plan(recipe, &self.map.shard));
         plan
     }
 
+    /// A model with places for what does not learn, from stage 1 on beside adapters.
+    pub(crate) fn room(&self, config: &ModelConfig) -> Result<Model, models::Error> {
+        self.model_of(config, Parameters::weights(&self.values().1)?)
+    }
+
     /// A model whose weights are read as this stage has them, from stage 1 on.
-    pub(crate) fn model(&self, config: &ModelConfig) -> Result<Model, models::Error> {
-        let (line, layout) = self.values();
-        let mut weights = line.zeros(layout)?;
+    fn model_of(
+        &self,
+        config: &ModelConfig,
+        mut weights: Parameters,
+    ) -> Result<Model, models::Error> {
         if let Some(mixed) = self.mixed {
             let (account, layout) = self.halves();
             weights.hold_halves(layout, account, mixed)?;
         }
         let residence = if self.by_unit() { Residence::ByUnit } else { Residence::Whole };
         Model::of_weights(config, weights, residence)
+    }
+
+    /// The same with what does not learn, which was read into [`Memory::room`], or comes from another
+    /// model, whose panels go over. Answers with what is left of that one.
+    pub(crate) fn model(
+        &self,
+        config: &ModelConfig,
+        mut from: Option<Model>,
+    ) -> Result<(Model, Option<Model>), models::Error> {
+        let ranges = |layout: &Layout| -> Vec<Range<usize>> {
+            layout.specs().iter().map(|spec| spec.range.clone()).collect()
+        };
+        let frozen = &self.map.frozen;
+        let is_room = |model: &mut Model| ranges(model.layout()) == ranges(&self.values().1);
+        if let Some(room) = from.take_if(|model| !frozen.is_empty() && is_room(model)) {
+            return Ok((room, None));
+        }
+        let (line, layout) = self.values();
+        let mut weights = line.zeros(&layout)?;
+        if let Some(from) = from.as_mut().filter(|_| !frozen.is_empty()) {
+            weights.take_panels(from.weights_mut());
+            for &param in frozen {
+                let place = |layout: &Layout| layout.specs()[param].range.clone();
+                let values = &from.weights().flat()[place(from.layout())];
+                weights.flat_mut()[place(&layout)].copy_from_slice(values);
+            }
+        }
+        Ok((self.model_of(config, weights)?, from))
     }
 
     /// What the backward pass adds to.

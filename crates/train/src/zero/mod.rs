@@ -5,17 +5,18 @@
 //! stage 2 gradients too, stage 3 also the weights. The step is the one of [`Trainer`](crate::Trainer):
 //! here is what comes and goes around its forward and backward pass and its optimizer.
 
+mod formula;
 mod map;
 mod memory;
 mod shared;
 
+pub use formula::SentBytes;
 pub(crate) use map::{Piece, ShardMap, Split};
 pub(crate) use memory::Truth;
 pub(crate) use shared::{Losses, Zero, memory_of};
 
 use crate::config::{OptimizerKind, Recipe, TrainConfig};
 use ledger::Account;
-use models::ModelConfig;
 use ranks::{Lost, Ranks, StartError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -43,11 +44,51 @@ impl Stage {
     pub fn number(self) -> u8 {
         self as u8
     }
+}
 
-    /// Whether a rank holds its blocks of the gradient alone: with pieces from stage 1 on, because
-    /// each piece leaves as it is computed.
-    pub(crate) fn shares_gradients(self, pieces: bool) -> bool {
-        self >= Stage::Two || (pieces && self == Stage::One)
+/// How the gradients of a step are added up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    stage: Stage,
+    /// Whether ranks add up pieces, each of which leaves as it is computed.
+    pub(crate) pieces: bool,
+    /// Whether layers have the same weights: a gradient is whole at the first of them alone.
+    cycle: bool,
+    /// Whether a piece is computed at once.
+    at_once: bool,
+}
+
+impl Flow {
+    /// That of a training at a place.
+    pub(crate) fn new(config: &TrainConfig, place: Place) -> Flow {
+        let recipe = &config.train;
+        let piece = recipe.batch.checked_div(recipe.pieces);
+        Flow {
+            stage: place.stage,
+            pieces: recipe.pieces > 0,
+            cycle: config.model.shares_layers(),
+            at_once: piece.is_none_or(|piece| recipe.micro_batch >= piece),
+        }
+    }
+
+    /// Whether a rank has the sums of its blocks alone: with pieces from stage 1 on. Without, gradients
+    /// of layers in a cycle are added up in place and stay whole.
+    pub(crate) fn shares_gradients(self) -> bool {
+        match self.pieces {
+            true => self.stage >= Stage::One,
+            false => self.stage >= Stage::Two && !self.cycle,
+        }
+    }
+
+    /// Whether gradients leave before the step's last batch, and leave their place empty.
+    pub(crate) fn leaves_early(self) -> bool {
+        self.pieces || self.shares_gradients()
+    }
+
+    /// Whether units take turns at the place that gradients leave from: one pass over a unit makes all
+    /// of what leaves.
+    pub(crate) fn takes_turns(self) -> bool {
+        self.leaves_early() && !self.cycle && self.at_once
     }
 }
 
@@ -170,35 +211,6 @@ pub enum ShareError {
         /// Ranks.
         ranks: usize,
     },
-    /// Pieces that are not computed at once.
-    #[error(
-        "pieces is {pieces}: a piece of {of} sequences is computed at once, but micro_batch is \
-         {micro_batch}; give more pieces, or a micro_batch of {of}"
-    )]
-    PieceTooLarge {
-        /// Pieces a step.
-        pieces: usize,
-        /// Sequences of one.
-        of: usize,
-        /// Sequences that may be computed at once.
-        micro_batch: usize,
-    },
-    /// Something that pieces cannot do.
-    #[error("{what} is not trained in pieces; leave pieces away")]
-    NotInPieces {
-        /// What was asked for.
-        what: &'static str,
-    },
-    /// Something that only one process does.
-    #[error("{what} is trained by one process alone, not by {ranks} ranks{hint}")]
-    Alone {
-        /// What was asked for.
-        what: &'static str,
-        /// Ranks.
-        ranks: usize,
-        /// What to try.
-        hint: &'static str,
-    },
     /// A rank that was started with something else.
     #[error(
         "rank {rank} was started with another {what} than rank 0: {found}, expected {expected}; give \
@@ -234,27 +246,12 @@ impl Place {
             let nearest = nearest_multiple(batch, ranks);
             return Err(ShareError::Batch { batch, ranks, nearest });
         }
-        let alone = |what, hint| Err(ShareError::Alone { what, ranks, hint });
-        match &config.model {
-            ModelConfig::Transformer(c) if c.lora.is_some() && self.stage > Stage::Zero => {
-                let hint = "; what adapters need is small: give --zero 0";
-                return alone("a share of an adapter's state (--lora)", hint);
-            }
-            _ => {}
-        }
-        if config.train.average > 0.0 {
-            return alone("an average of weights", "");
-        }
-        if config.model.shares_layers() && self.stage > Stage::One {
-            let hint = "; their gradients come from several layers: give --zero 0 or 1";
-            return alone("layers with the same weights", hint);
-        }
         Ok(())
     }
 
     /// The same of the recipe's pieces, where it has any.
     fn check_pieces(&self, config: &TrainConfig) -> Result<(), ShareError> {
-        let Recipe { batch, pieces, micro_batch, average, .. } = config.train;
+        let Recipe { batch, pieces, .. } = config.train;
         if pieces == 0 {
             return Ok(());
         }
@@ -265,16 +262,7 @@ impl Place {
         if !pieces.is_multiple_of(self.size) {
             return Err(ShareError::PiecesOfRanks { pieces, ranks: self.size });
         }
-        let of = batch / pieces;
-        if micro_batch < of {
-            return Err(ShareError::PieceTooLarge { pieces, of, micro_batch });
-        }
-        let what = match average > 0.0 {
-            true => "an average of weights",
-            false if config.model.shares_layers() => "a network with layers of the same weights",
-            false => return Ok(()),
-        };
-        Err(ShareError::NotInPieces { what })
+        Ok(())
     }
 
     /// Whether there are no others.
@@ -289,11 +277,11 @@ impl Place {
         Split { rank: self.rank, size: self.size, cuts, muon }
     }
 
-    /// Sequences that a rank computes at once.
+    /// Sequences that a rank computes at once: of a piece, or of its share of a batch.
     pub(crate) fn at_once(&self, recipe: &Recipe) -> usize {
         let piece = recipe.batch.checked_div(recipe.pieces);
-        let own = || recipe.micro_batch.min(recipe.batch.div_ceil(self.size));
-        piece.unwrap_or_else(own).max(1)
+        let most = piece.unwrap_or_else(|| recipe.batch.div_ceil(self.size));
+        recipe.micro_batch.min(most).max(1)
     }
 
     /// What this rank computes where ranks take turns at `parts`: as many as each other rank, where
@@ -309,25 +297,37 @@ impl Place {
     /// most of them has; where one has fewer, it computes the batch's first sequence for nothing.
     ///
     /// Without pieces a rank has neighbours, so that all ranks' parts in their order are the batch. With
-    /// pieces a part is a piece, and ranks take turns at them.
-    pub(crate) fn rounds<'a>(&self, indices: &'a [u32], recipe: &Recipe) -> Vec<(&'a [u32], bool)> {
-        let counted = |part: &'a [u32]| match part {
-            [] => (&indices[..1], false),
-            part => (part, true),
+    /// pieces ranks take turns at them; all pieces of a step have as many parts.
+    pub(crate) fn rounds<'a>(&self, indices: &'a [u32], recipe: &Recipe) -> Vec<Part<'a>> {
+        let (shares, own) = match recipe.pieces {
+            0 => (self.size, self.rank..self.rank + 1),
+            pieces => (pieces, self.rank..pieces),
         };
-        if recipe.pieces > 0 {
-            let at = |piece: usize| piece * indices.len() / recipe.pieces;
-            let own = (self.rank..recipe.pieces).step_by(self.size);
-            return own.map(|piece| counted(&indices[at(piece)..at(piece + 1)])).collect();
-        }
-        let share = |rank: usize| rank * indices.len() / self.size;
-        let own = &indices[share(self.rank)..share(self.rank + 1)];
-        let longest = indices.len().div_ceil(self.size);
-        let micro_batch = recipe.micro_batch.max(1);
-        let at = |round: usize| (round * micro_batch).min(own.len());
-        let rounds = 0..longest.div_ceil(micro_batch);
-        rounds.map(|round| counted(&own[at(round)..at(round + 1)])).collect()
+        let (at_once, longest) = (self.at_once(recipe), indices.len().div_ceil(shares));
+        let at = |share: usize| share * indices.len() / shares;
+        let turns = own.step_by(self.size);
+        let parts = turns.flat_map(|share| {
+            let own = &indices[at(share)..at(share + 1)];
+            let from = move |round: usize| (round * at_once).min(own.len());
+            let rounds = longest.div_ceil(at_once);
+            (0..rounds).map(move |round| match &own[from(round)..from(round + 1)] {
+                [] => Part { sequences: &indices[..1], counts: false, ends: round + 1 == rounds },
+                own => Part { sequences: own, counts: true, ends: round + 1 == rounds },
+            })
+        });
+        parts.collect()
     }
+}
+
+/// Sequences that are computed at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part<'a> {
+    /// Which.
+    pub(crate) sequences: &'a [u32],
+    /// Whether they are of the batch.
+    pub(crate) counts: bool,
+    /// Whether it is the last of its piece, or of the step.
+    pub(crate) ends: bool,
 }
 
 /// The multiple of `of` that is nearest to `number`, but for none.

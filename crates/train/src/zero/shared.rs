@@ -10,7 +10,8 @@
 
 use super::map::{OwnMatrix, UnitMap};
 use super::memory::{Memory, Rooms};
-use super::{Place, ShardMap, Shared, Stage, Truth};
+use super::{Flow, Place, ShardMap, Shared, Stage, Truth};
+use crate::average::{Average, Averaged};
 use crate::config::Recipe;
 use crate::muon::{MatrixSpot, Muon};
 use crate::optimizer::{AdamW, Applied, Spot, decay_of};
@@ -43,10 +44,11 @@ pub(crate) struct Zero {
     coming: Option<(usize, Pending)>,
     reduce_room: Option<Buffer<f32>>,
     leaving: Option<Leaving>,
+    /// Whether this is the last batch of a piece, or of the step where there are none.
+    ends: bool,
     /// Whether this is the step's last batch, after which gradients are whole.
     last: bool,
-    /// Whether gradients are added up in pieces.
-    pieces: bool,
+    flow: Flow,
     lost: Option<Lost>,
     said: f64,
     heard: f64,
@@ -83,11 +85,11 @@ impl Zero {
         map: ShardMap,
         memory: (Truth, Rooms),
         (half, team): (Option<HalfKind>, &Arc<Team>),
-        pieces: bool,
+        flow: Flow,
     ) -> Zero {
         let place = shared.place();
         let (truth, rooms) = memory;
-        let spots = spots(&map, place, half, pieces);
+        let spots = spots(&map, place, half, flow);
         let (adams, muons) = (adams(&map, &spots), muons(&map, &spots));
         let turns = map.units.iter().map(|unit| unit.turn + 1).max().unwrap_or(0);
         Zero {
@@ -105,8 +107,9 @@ impl Zero {
             coming: None,
             reduce_room: Some(rooms.reduce),
             leaving: None,
+            ends: false,
             last: false,
-            pieces,
+            flow,
             lost: None,
             said: 0.0,
             heard: 0.0,
@@ -137,19 +140,16 @@ impl Zero {
         if self.half.is_some() { &unit.half_parts } else { &unit.parts }
     }
 
-    fn shares_gradients(&self) -> bool {
-        self.place.stage.shares_gradients(self.pieces)
-    }
-
-    /// Whether each batch's gradients leave by themselves.
-    fn by_unit(&self) -> bool {
-        self.pieces || self.shares_gradients()
+    /// Where the backward pass adds up a unit's gradients.
+    fn gradient_place(&self, unit: &UnitMap) -> Range<usize> {
+        let at = if self.flow.takes_turns() { unit.window_at } else { unit.resident_at };
+        at..at + unit.len
     }
 
     /// Where this rank's block of a unit stands in the sums.
     fn own_sums(&self, unit: &UnitMap) -> Range<usize> {
         let own = self.own(unit);
-        let at = match self.shares_gradients() {
+        let at = match self.flow.shares_gradients() {
             true => unit.shard_at,
             false => unit.resident_at + own.start,
         };
@@ -242,9 +242,9 @@ impl Zero {
         }
     }
 
-    /// Before a batch of a step: whether it is the last.
-    pub(crate) fn begin(&mut self, last: bool) {
-        self.last = last;
+    /// Before a batch of a step: whether it is the last of its piece, and of the step.
+    pub(crate) fn begin(&mut self, ends: bool, last: bool) {
+        (self.ends, self.last) = (ends, last);
     }
 
     /// Takes in gradients that have come back.
@@ -254,7 +254,7 @@ impl Zero {
         let unit = &self.map.units[unit];
         let (own, sums) = (self.own(unit), self.own_sums(unit));
         match &mut self.truth.gradients {
-            Some(shard) if !self.pieces => {
+            Some(shard) if !self.flow.pieces => {
                 kernels::add_assign(&self.team, &mut shard.flat_mut()[sums], &room[own]);
             }
             held => {
@@ -274,10 +274,10 @@ impl Zero {
         if self.last {
             self.absorb(gradients);
         }
-        if self.map.vectors_len == 0 || !(self.last || self.pieces) {
+        if self.map.vectors_len == 0 || !self.ends {
             return;
         }
-        match self.pieces {
+        match self.flow.pieces {
             false => self.reduce_vectors(gradients),
             true => self.reduce_vectors_onto(gradients),
         }
@@ -425,24 +425,52 @@ impl Zero {
         weights: &mut Parameters,
         mut read: impl FnMut(&ParameterSpec, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (values, halves) = weights.values_and_halves_mut();
-        let Truth { master, bits, .. } = &mut self.truth;
-        let values = master.as_mut().map_or(values, Parameters::flat_mut);
+        let values = match &mut self.truth.master {
+            Some(master) => master.flat_mut(),
+            None => weights.flat_mut(),
+        };
         for (piece, spot) in self.map.pieces.iter().zip(&self.spots) {
             let spec = &self.map.whole.specs()[piece.param];
             read(spec, piece.from, &mut values[spot.values.clone()])?;
         }
+        self.round(weights);
+        Ok(())
+    }
+
+    /// Rounds this rank's blocks to the 16 bits that are read, where there are any.
+    fn round(&mut self, weights: &mut Parameters) {
+        let (values, halves) = weights.values_and_halves_mut();
+        let Truth { master, bits, .. } = &mut self.truth;
+        let values = master.as_ref().map_or(&*values, Parameters::flat);
         let halves = match (bits, self.half) {
             (Some(bits), Some(kind)) => Some((kind, bytemuck::cast_slice_mut::<f32, u16>(bits))),
             _ => halves,
         };
-        if let Some((kind, bits)) = halves {
-            for spot in &self.spots {
-                let (values, bits) = (&values[spot.values.clone()], &mut bits[spot.bits.clone()]);
-                kernels::round_halves(&self.team, kind, values, bits);
-            }
+        let Some((kind, bits)) = halves else { return };
+        for spot in &self.spots {
+            let (values, bits) = (&values[spot.values.clone()], &mut bits[spot.bits.clone()]);
+            kernels::round_halves(&self.team, kind, values, bits);
         }
-        Ok(())
+    }
+
+    /// Puts an average in the place of this rank's part of the weights' truth, and the other way round;
+    /// [`Zero::publish`] is due then.
+    pub(crate) fn swap(&mut self, average: &mut Average, weights: &mut Parameters) {
+        match &mut self.truth.master {
+            Some(master) => average.swap(master.flat_mut()),
+            None => average.swap(weights.flat_mut()),
+        }
+        if self.place.stage > Stage::Zero {
+            self.round(weights);
+        }
+    }
+
+    /// Where this rank's average has what it is the average of, from stage 1 on.
+    pub(crate) fn averaged(&self) -> Vec<Averaged> {
+        let pairs = self.map.pieces.iter().zip(&self.spots);
+        pairs
+            .map(|(piece, spot)| Averaged { at: piece.at.clone(), of: spot.values.start })
+            .collect()
     }
 
     /// The weights' truth: this rank's blocks, or all of them.
@@ -503,6 +531,9 @@ impl Zero {
     /// Gathers the master weights of a unit from all ranks, for saving.
     pub(crate) fn gather_master(&mut self, unit: usize) -> Result<(), Lost> {
         let map = &self.map.units[unit];
+        if map.len == 0 {
+            return Ok(());
+        }
         let own = self.own(map);
         let (Some(mut room), Some(master)) = (self.reduce_room.take(), &self.truth.master) else {
             return Err(Lost { rank: self.place.rank });
@@ -531,7 +562,7 @@ fn numbers(bytes: &[u8]) -> Vec<f64> {
 }
 
 /// Where the optimizer finds each piece, from stage 1 on.
-fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>, pieces: bool) -> Vec<Spot> {
+fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>, flow: Flow) -> Vec<Spot> {
     let stage = place.stage;
     let spot = |piece: &super::map::Piece| {
         let spec = &map.resident.specs()[piece.param];
@@ -542,7 +573,7 @@ fn spots(map: &ShardMap, place: Place, half: Option<HalfKind>, pieces: bool) -> 
             decay: decay_of(spec),
             values: at(half.is_none() && stage < Stage::Three),
             bits: at(stage < Stage::Three),
-            gradient: at(!stage.shares_gradients(pieces)),
+            gradient: at(!flow.shares_gradients()),
             moment: piece.moment.clone(),
             counts: place.rank == 0 || !piece.everywhere,
         }
@@ -602,24 +633,24 @@ impl Keeper for Zero {
     }
 
     fn reduce(&mut self, gradients: &mut Parameters, unit: usize) {
-        let by_unit = self.by_unit();
-        if !(by_unit || self.last) || self.map.units[unit].len == 0 {
+        // With pieces a piece's gradients leave together, without them each batch's where they do early.
+        let leaves = self.ends || (self.flow.leaves_early() && !self.flow.pieces);
+        if !leaves || self.map.units[unit].len == 0 {
             return;
         }
-        if self.pieces && self.place.is_alone() {
+        if self.flow.pieces && self.place.is_alone() {
             return self.add_own(gradients, unit);
         }
         self.absorb(gradients);
         let Some(mut room) = self.reduce_room.take() else { return };
         let map = &self.map.units[unit];
-        let at = if by_unit { map.window_at } else { map.resident_at };
-        let place = at..at + map.len;
+        let place = self.gradient_place(map);
         kernels::copy(&self.team, &gradients.flat()[place.clone()], &mut room[..map.len]);
-        if by_unit {
+        if self.flow.leaves_early() {
             kernels::clear(&self.team, &mut gradients.flat_mut()[place]);
         }
         let whole = self.place.stage == Stage::Zero && self.last;
-        let held = self.truth.gradients.as_ref().filter(|_| self.pieces);
+        let held = self.truth.gradients.as_ref().filter(|_| self.flow.pieces);
         let pending = match (held, whole) {
             (None, true) => self.ranks.all_reduce(room, &map.parts),
             (None, false) => self.ranks.reduce_scatter(room, &map.parts),
@@ -641,9 +672,10 @@ impl Zero {
     /// Adds a unit's gradients of a piece onto those before, where there are no other ranks.
     fn add_own(&mut self, gradients: &mut Parameters, unit: usize) {
         let unit = &self.map.units[unit];
+        let place = self.gradient_place(unit);
         let Some(held) = &mut self.truth.gradients else { return };
         let sums = &mut held.flat_mut()[unit.resident_at..unit.resident_at + unit.len];
-        let piece = &mut gradients.flat_mut()[unit.window_at..unit.window_at + unit.len];
+        let piece = &mut gradients.flat_mut()[place];
         kernels::add_assign(&self.team, sums, piece);
         kernels::clear(&self.team, piece);
     }
@@ -665,7 +697,7 @@ pub(crate) fn memory_of(
     map: &ShardMap,
     place: Place,
     mixed: Option<tensor::Mixed>,
-    pieces: bool,
+    flow: Flow,
 ) -> Memory<'_> {
-    Memory { map, place, mixed, pieces }
+    Memory { map, place, mixed, flow }
 }

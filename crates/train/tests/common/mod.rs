@@ -1,6 +1,8 @@
 //! What tests of training share: a short recipe, invented sequences, a run's options.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod adapted;
+
 use kernels::{Team, uniform_bits};
 use std::ops::Range;
 use std::path::Path;
