@@ -291,6 +291,14 @@ fn half_of(x: f32) -> u16 {
     sign | (rounded >> 13) as u16
 }
 
+/// The nearest whole number from −127 to 127, ties to even.
+#[inline(always)]
+fn code_of(x: f32) -> i8 {
+    // 1.5·2^23: adding it leaves no room for a fraction.
+    const MAGIC: f32 = 12_582_912.0;
+    ((x.clamp(-127.0, 127.0) + MAGIC) - MAGIC) as i8
+}
+
 fn store_q8(head: &[f32], (lanes, lane): (usize, usize), out: &mut [u8]) {
     let (scales, codes) = out.split_at_mut(2 * lanes * head.len().div_ceil(SHARE));
     let scales = scales.as_chunks_mut::<2>().0.iter_mut().skip(lane).step_by(lanes);
@@ -302,10 +310,12 @@ fn store_q8(head: &[f32], (lanes, lane): (usize, usize), out: &mut [u8]) {
         let bits = half_of(top / 127.0);
         let d = widened(bits);
         *scale = bits.to_le_bytes();
-        for (v, code) in values.iter().zip(codes.iter_mut().skip(lane).step_by(lanes)) {
-            let q = if d > 0.0 { (v / d).round_ties_even().clamp(-127.0, 127.0) } else { 0.0 };
-            *code = (q as i8).cast_unsigned();
+        let mut rounded = [0; SHARE];
+        if d > 0.0 {
+            rounded.iter_mut().zip(values).for_each(|(code, v)| *code = code_of(v / d));
         }
+        let places = codes.iter_mut().skip(lane).step_by(lanes).take(values.len());
+        places.zip(rounded).for_each(|(place, code)| *place = code.cast_unsigned());
     }
 }
 
@@ -398,6 +408,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn codes_are_the_nearest_ties_to_even() {
+        for i in -2100i16..=2100 {
+            let x = f32::from(i) / 16.0;
+            assert_eq!(code_of(x), x.round_ties_even().clamp(-127.0, 127.0) as i8, "{x}");
+        }
+        assert_eq!([f32::NAN, 1e30, -1e30].map(code_of), [0, 127, -127]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ const FAR: usize = 256;
 /// Rows of C from which the workers copy a block of B once for all.
 const SHARED_ROWS: usize = 48;
 /// Panels of such a block at most.
-const SHARED_PANELS: usize = 8;
+const SHARED_PANELS: usize = 12;
 
 /// A matrix to read: element (i, j) stands at `i·row_stride + j·col_stride`.
 #[derive(Clone, Copy, Debug)]
