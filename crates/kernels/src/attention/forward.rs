@@ -36,7 +36,7 @@ pub fn attention_forward(
     assert!(workspace.len() >= team.threads() * (scratch + 1), "attention: workspace");
     let (workspace, largest) = workspace.split_at_mut(workspace.len() - team.threads());
     let largest = Split::new(largest);
-    let work = pieces_of(shape, segments);
+    let work = pieces_of(shape, segments, team.threads());
     let (out, lse, workspace) = (Split::new(out), Split::new(lse), Split::new(workspace));
     team.worker_tasks(work.len(), |worker, task| {
         let Piece { segment, first, head, heads } = work[task];
@@ -239,8 +239,9 @@ struct Piece {
     heads: usize,
 }
 
-/// The costliest first.
-fn pieces_of(shape: &AttentionShape, segments: &[Segment]) -> Vec<Piece> {
+/// The costliest first. Heads that share keys and values are parted only where workers would be without
+/// work else.
+fn pieces_of(shape: &AttentionShape, segments: &[Segment], threads: usize) -> Vec<Piece> {
     let mut blocks: Vec<(usize, usize)> = segments
         .iter()
         .enumerate()
@@ -248,9 +249,11 @@ fn pieces_of(shape: &AttentionShape, segments: &[Segment]) -> Vec<Piece> {
         .collect();
     blocks.sort_by_key(|&(i, first)| std::cmp::Reverse(segments[i].past + first));
     let per_group = shape.heads / shape.kv_heads;
+    let groups = (blocks.len() * shape.kv_heads).max(1);
+    let most = per_group.div_ceil(threads.div_ceil(groups));
     let pieces_of_block = |(segment, first): (usize, usize)| {
         let segments: &[Segment] = segments;
-        let together = (LINE / LINE.min(segments[segment].queries - first)).min(per_group);
+        let together = (LINE / LINE.min(segments[segment].queries - first)).min(most);
         (0..shape.heads).step_by(per_group).flat_map(move |group| {
             (0..per_group).step_by(together).map(move |head| {
                 let heads = together.min(per_group - head);
@@ -264,5 +267,42 @@ fn pieces_of(shape: &AttentionShape, segments: &[Segment]) -> Vec<Piece> {
 fn scale_rows(rows: &mut [f32], factors: &[f32], d: usize) {
     for (row, f) in rows.chunks_exact_mut(d).zip(factors) {
         row.iter_mut().for_each(|v| *v *= f);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_head_is_in_one_piece_and_no_worker_is_idle_without_need() {
+        let kv = Kv::whole(&[], &[], 0);
+        for (heads, kv_heads) in [(4, 1), (9, 3), (8, 8), (12, 2), (1, 1)] {
+            let shape = AttentionShape { heads, kv_heads, head_dim: 64, scale: 1.0, window: None };
+            for queries in [vec![1], vec![1, 1], vec![70], vec![3, 1, 65]] {
+                let segments: Vec<Segment> = queries
+                    .iter()
+                    .map(|&queries| Segment { row: 0, queries, past: 5, kv })
+                    .collect();
+                let blocks: usize = queries.iter().map(|n| n.div_ceil(LINE)).sum();
+                for threads in 1..=16 {
+                    let pieces = pieces_of(&shape, &segments, threads);
+                    let mut seen: Vec<_> = pieces
+                        .iter()
+                        .flat_map(|p| (p.head..p.head + p.heads).map(|h| (p.segment, p.first, h)))
+                        .collect();
+                    seen.sort_unstable();
+                    seen.dedup();
+                    assert_eq!(seen.len(), blocks * heads);
+                    assert_eq!(pieces.iter().map(|p| p.heads).sum::<usize>(), blocks * heads);
+                    let group = heads / kv_heads;
+                    assert!(
+                        pieces.iter().all(|p| p.head / group == (p.head + p.heads - 1) / group)
+                    );
+                    // Heads are parted evenly: at least half of the workers have some.
+                    assert!(2 * pieces.len() >= threads.min(blocks * heads), "{shape:?} {threads}");
+                }
+            }
+        }
     }
 }
