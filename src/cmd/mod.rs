@@ -39,7 +39,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct KvArgs {
     /// How keys and values are kept: f32 as they are, f16 in half and q8 in about a quarter of the
-    /// memory, for a little less exactness; the same bits in any company all the same
+    /// memory, read faster, for a little less exactness; the same bits in any company all the same
     #[arg(long, value_enum, value_name = "TYPE", default_value = "f32")]
     pub kv: Kv,
 }
