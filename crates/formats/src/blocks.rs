@@ -42,16 +42,17 @@ impl QuantRow for StoredRow<'_> {
 /// Bytes of a block of a file, and how many blocks of 32 values it holds.
 #[inline(always)]
 const fn layout(kind: QuantKind) -> (usize, usize) {
-    match kind {
-        QuantKind::Q4_0 => (18, 1),
-        QuantKind::Q4_1 => (20, 1),
-        QuantKind::Q5_0 => (22, 1),
-        QuantKind::Q5_1 => (24, 1),
-        QuantKind::Q8_0 => (34, 1),
-        QuantKind::Q4K => (144, 8),
-        QuantKind::Q5K => (176, 8),
-        QuantKind::Q6K => (210, 8),
-    }
+    let stored = match kind {
+        QuantKind::Q4_0 => TensorKind::Q4_0,
+        QuantKind::Q4_1 => TensorKind::Q4_1,
+        QuantKind::Q5_0 => TensorKind::Q5_0,
+        QuantKind::Q5_1 => TensorKind::Q5_1,
+        QuantKind::Q8_0 => TensorKind::Q8_0,
+        QuantKind::Q4K => TensorKind::Q4K,
+        QuantKind::Q5K => TensorKind::Q5K,
+        QuantKind::Q6K => TensorKind::Q6K,
+    };
+    (stored.block_bytes(), stored.block_len() / QUANT_BLOCK)
 }
 
 #[inline(always)]

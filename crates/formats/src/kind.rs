@@ -46,6 +46,7 @@ impl TensorKind {
     ];
 
     /// (number in a GGUF file, name, values a block, bytes a block).
+    #[inline]
     const fn facts(self) -> (u32, &'static str, usize, usize) {
         match self {
             TensorKind::F32 => (0, "F32", 1, 4),
@@ -68,11 +69,13 @@ impl TensorKind {
     }
 
     /// Values a block holds.
+    #[inline]
     pub const fn block_len(self) -> usize {
         self.facts().2
     }
 
     /// Bytes a block takes.
+    #[inline]
     pub const fn block_bytes(self) -> usize {
         self.facts().3
     }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::adapted::{VOCAB, pair};
-use common::{options, recipe, sequences};
+use common::{Who, options, recipe, sequences};
 use kernels::{HalfKind, QuantKind, Team};
 use models::{MlpConfig, Model, Recompute, is_adapter};
 use ranks::{Collective, Ranks, Traffic};
@@ -203,13 +203,6 @@ fn the_bytes_of_a_step_are_those_of_the_formulas_for_adapters_alone() {
             assert_eq!(parameters, count * gathered, "parameters: {size} ranks, {stage:?}");
         }
     }
-}
-
-/// Who trains: so many ranks at a stage, or one process.
-#[derive(Clone, Copy, Debug)]
-enum Who {
-    Alone,
-    Ranks(usize, Stage),
 }
 
 /// What a run leaves: its curve, the adapters of its last checkpoint, and those it ended with.

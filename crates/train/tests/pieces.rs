@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{options, recipe, sequences};
+use common::{Who, options, recipe, sequences};
 use kernels::Team;
 use models::{LoraConfig, LoraTarget, ModelConfig, RnnConfig, TransformerConfig};
 use ranks::Ranks;
@@ -44,13 +44,6 @@ fn config(precision: Precision, pieces: usize) -> TrainConfig {
 /// Both sides; the last batch of an epoch has fewer sequences than there are pieces.
 fn data() -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     (sequences(64, 4..15, 51, 1), sequences(64, 4..15, 9, 2))
-}
-
-/// Who trains: so many ranks at a stage, or one process.
-#[derive(Clone, Copy, Debug)]
-enum Who {
-    Alone,
-    Ranks(usize, Stage),
 }
 
 /// What a run leaves: the numbers of each line of its metrics, its weights, and those that were saved

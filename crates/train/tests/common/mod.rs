@@ -8,7 +8,14 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use train::{Recipe, RunOptions};
+use train::{Recipe, RunOptions, Stage};
+
+/// Who trains: so many ranks at a stage, or one process.
+#[derive(Clone, Copy, Debug)]
+pub enum Who {
+    Alone,
+    Ranks(usize, Stage),
+}
 
 /// Batches of eight, three epochs, dropout.
 pub fn recipe() -> Recipe {
