@@ -112,7 +112,7 @@ def peaks(options, model):
     """Peak bytes of a process that reads 512 tokens and decodes 128: ours and theirs."""
     threads = str(max(options.threads))
     ours = [options.autoreg, "generate", model, " the" * 512, "--max-tokens", "128", "--greedy",
-            "--threads", threads]
+            "--threads", threads, *options.autoreg_args]
     theirs = [options.llama / "llama-bench", "-m", model, "-p", "512", "-n", "128", "-r", "1", "-t",
               threads, *options.llama_args]
     return run(ours)[2], run(theirs)[2]
@@ -129,7 +129,7 @@ def main():
     parser.add_argument("--llama-args", type=shlex.split, default=[],
                         help="further words for llama-bench, as --llama-args=WORDS")
     parser.add_argument("--autoreg-args", type=shlex.split, default=[],
-                        help="further words for autoreg bench, as --autoreg-args=WORDS")
+                        help="further words for autoreg, as --autoreg-args=WORDS")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     found = {}
