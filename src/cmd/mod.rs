@@ -6,6 +6,7 @@ mod bench_serve;
 pub mod chat;
 pub mod compare;
 pub mod compare_decoding;
+pub mod config_file;
 pub mod conversation;
 pub mod convert;
 pub mod data;

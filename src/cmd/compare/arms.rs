@@ -1,6 +1,6 @@
 //! From an arm of an experiment to the configuration of a training run.
 
-use crate::cmd::train::explain_unknown;
+use crate::cmd::config_file::explain_unknown;
 use crate::error::CliError;
 use compare::{Arm, ArmKind, Experiment};
 use corpus::{Dataset, Side};
@@ -127,8 +127,11 @@ fn overlay<T: Serialize + DeserializeOwned>(
 }
 
 fn read<T: DeserializeOwned>(table: &toml::Table, place: &str) -> Result<T, CliError> {
-    table.clone().try_into().map_err(|e: toml::de::Error| {
-        CliError::input(format!("{place}: {}", explain_unknown(e.message())))
+    serde_path_to_error::deserialize(table.clone()).map_err(|error| {
+        let key = error.path().to_string();
+        let message = explain_unknown(error.into_inner().message());
+        let named = if message.contains(&key) { message } else { format!("{key}: {message}") };
+        CliError::input(format!("{place}: {named}"))
     })
 }
 

@@ -1,5 +1,6 @@
 //! The rules of `compare-decoding`: a standard list, and more from a TOML file.
 
+use crate::cmd::config_file;
 use crate::cmd::generate::Search;
 use crate::cmd::model::Opened;
 use crate::error::CliError;
@@ -111,7 +112,8 @@ pub fn contenders(file: Option<&Path>, opened: &Opened) -> Result<Vec<Contender>
         Some(path) => {
             let at = |what: String| CliError::input(format!("{}: {what}", path.display()));
             let text = std::fs::read_to_string(path).map_err(|e| at(e.to_string()))?;
-            let file: File = toml::from_str(&text).map_err(|e| at(one_line(&e, &text)))?;
+            let file: File =
+                toml::from_str(&text).map_err(|e| at(config_file::place(&text, &e)))?;
             if file.rule.is_empty() {
                 return Err(at("no [[rule]]; give at least one".to_owned()));
             }
@@ -126,9 +128,4 @@ pub fn contenders(file: Option<&Path>, opened: &Opened) -> Result<Vec<Contender>
         return Err(CliError::input(format!("two rules are called `{}`; rename one", twice.name)));
     }
     entries.iter().map(|entry| entry.contender(opened)).collect()
-}
-
-fn one_line(error: &toml::de::Error, text: &str) -> String {
-    let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count());
-    format!("line {}: {}", line.max(1), error.message().replace('\n', " "))
 }

@@ -12,7 +12,7 @@ mod watch;
 
 use crate::cmd::documents::{self, Encoding, Files};
 use crate::cmd::init::{Init, Weights};
-use crate::cmd::{fit, json, recording, team};
+use crate::cmd::{config_file, fit, json, recording, team};
 use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
@@ -290,32 +290,6 @@ impl RecipeArgs {
     }
 }
 
-/// Reads a TOML file of `train`; an unknown key is named with the nearest known one.
-fn read_config(path: &Path) -> Result<TrainConfig, CliError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| CliError::input(format!("{}: {e}", path.display())))?;
-    toml::from_str(&text).map_err(|e| {
-        let line = e.span().map_or(1, |s| 1 + text[..s.start].matches('\n').count());
-        let message = explain_unknown(e.message());
-        CliError::input(format!("{}: line {line}: {message}", path.display()))
-    })
-}
-
-/// «unknown field `x`, expected one of `a`, `b`» with the nearest named first.
-pub(crate) fn explain_unknown(message: &str) -> String {
-    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    let mut words = message.split('`').skip(1).step_by(2);
-    if !message.starts_with("unknown ") {
-        return message;
-    }
-    let found = words.next().unwrap_or_default();
-    let nearest = words.min_by_key(|w| strsim::damerau_levenshtein(found, w));
-    match nearest {
-        Some(near) => format!("no key `{found}`; the nearest is `{near}`"),
-        None => message.clone(),
-    }
-}
-
 /// The recipe of fine-tuning, before what was asked for.
 fn fine_tuning() -> Recipe {
     Recipe {
@@ -345,7 +319,7 @@ fn config(args: &TrainArgs, data: &Dataset) -> Result<TrainConfig, CliError> {
     let vocab = data.tokenizer().vocab_size();
     let max_len = data.manifest().max_len;
     let mut config = match (&args.config, args.model) {
-        (Some(path), _) => read_config(path)?,
+        (Some(path), _) => config_file::read(path)?,
         (None, name) => {
             let model = match name.unwrap_or(ModelName::Transformer) {
                 ModelName::Transformer => {
