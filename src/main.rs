@@ -10,6 +10,10 @@ mod term;
 use clap::{Parser, Subcommand, error::ErrorKind};
 use std::process::ExitCode;
 
+/// Heeds what work of foreign origin may take.
+#[global_allocator]
+static ALLOCATOR: ledger::Allocator = ledger::Allocator;
+
 /// Trains, compares, generates from and serves autoregressive language models, and accounts for
 /// every byte and millisecond of it.
 #[derive(Debug, Parser)]

@@ -2,7 +2,7 @@
 //!
 //! Templates are Jinja as Hugging Face documents them: blocks trimmed, Python's methods on texts and
 //! lists, `raise_exception`, `strftime_now`, `tojson` as Python writes it, `{% generation %}` marks,
-//! `tools` and calls of them. A template that loops is stopped. [`CallReader`] goes the other way:
+//! `tools` and calls of them. A template that loops, or grows without end, is stopped. [`CallReader`] goes the other way:
 //! from what a model writes to the calls in it. Nothing here knows models or tokens.
 
 mod begun;
@@ -15,10 +15,14 @@ mod without_tools;
 
 pub use calls::{CallFormat, CallReader, Read};
 
+use ledger::{Bounds, within};
 use minijinja::{Environment, Error as Jinja, ErrorKind, Value, context};
 use places::Places;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,10 +74,19 @@ pub enum Error {
     /// The template does not end.
     #[error("the model's chat template takes more than {FUEL} steps; does it loop without end?")]
     Endless,
+    /// The template makes too much of what it has.
+    #[error(
+        "the model's chat template takes more than {} MiB of memory or {} s; does it grow without end?",
+        BOUNDS.held >> 20,
+        BOUNDS.time.as_secs()
+    )]
+    Boundless,
 }
 
 /// Steps that a template may take.
 const FUEL: u64 = 2_000_000;
+/// What it may take for that: messages are not in it, only their places.
+const BOUNDS: Bounds = Bounds { held: 64 << 20, written: 1 << 30, time: Duration::from_secs(5) };
 const NAME: &str = "chat template";
 /// Begins the message of an error that the template raised itself.
 const RAISED: &str = "raised: ";
@@ -81,11 +94,13 @@ const RAISED: &str = "raised: ";
 /// A model's chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    environment: Arc<Environment<'static>>,
     bos_token: String,
     eos_token: String,
     takes_tools: bool,
     format: Option<CallFormat>,
+    /// It went beyond its bounds once, and is not tried again.
+    boundless: AtomicBool,
 }
 
 impl ChatTemplate {
@@ -111,7 +126,8 @@ impl ChatTemplate {
             .add_template_owned(NAME, source)
             .map_err(|e| Error::Syntax(one_line(&e.to_string())))?;
         let (bos_token, eos_token) = (bos_token.to_owned(), eos_token.to_owned());
-        Ok(ChatTemplate { environment, bos_token, eos_token, takes_tools, format })
+        let (environment, boundless) = (Arc::new(environment), AtomicBool::new(false));
+        Ok(ChatTemplate { environment, bos_token, eos_token, takes_tools, format, boundless })
     }
 
     /// Whether the template has a place for tools; where it has none, they are told of in the system
@@ -142,15 +158,22 @@ impl ChatTemplate {
         tools: &[Json],
         answer: bool,
     ) -> Result<String, Error> {
-        let template =
-            self.environment.get_template(NAME).map_err(|e| Error::Syntax(e.to_string()))?;
-        let result = template.render(context! {
+        if self.boundless.load(Ordering::Relaxed) {
+            return Err(Error::Boundless);
+        }
+        let environment = Arc::clone(&self.environment);
+        let words = context! {
             messages,
             add_generation_prompt => answer,
             bos_token => self.bos_token,
             eos_token => self.eos_token,
             tools => if tools.is_empty() { Value::from(()) } else { Value::from_serialize(tools) },
-        });
+        };
+        let Ok(result) = within(BOUNDS, move || environment.get_template(NAME)?.render(words))
+        else {
+            self.boundless.store(true, Ordering::Relaxed);
+            return Err(Error::Boundless);
+        };
         result.map_err(|error| {
             let said = error.detail().unwrap_or_default();
             match (said.strip_prefix(RAISED), error.kind()) {

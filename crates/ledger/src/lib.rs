@@ -5,6 +5,7 @@
 //! models: it counts bytes.
 
 mod book;
+mod bounded;
 mod buffer;
 mod file;
 mod plan;
@@ -13,6 +14,7 @@ mod resident;
 mod timeline;
 
 pub use book::{Account, ByAccount, Charge, Snapshot, reset_peak, snapshot};
+pub use bounded::{Allocator, Beyond, Bounds, within};
 pub use buffer::{Buffer, Error};
 pub use file::MappedFile;
 pub use plan::{Line, Plan, Report, ReportRow, Spec, TOLERANCE};
