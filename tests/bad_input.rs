@@ -426,6 +426,30 @@ fn a_run_folder_is_replaced_only_when_told_and_only_a_run() {
     autoreg(&["train", "--force", "--model", "bigram", "--data", data(), "--out", to])
         .refused(2, &[to, "not a run", "another --out"]);
     assert_eq!(names(&mine), ["diary.txt"]);
+    // A folder of Hugging Face's, and a run into which somebody put something.
+    fs::write(mine.join("config.json"), "{}").unwrap();
+    autoreg(&["train", "--force", "--model", "bigram", "--data", data(), "--out", to])
+        .refused(2, &[to, "not a run", "another --out"]);
+    assert_eq!(names(&mine), ["config.json", "diary.txt"]);
+    fs::write(run.join("diary.txt"), "mine").unwrap();
+    again(&["--force"]).refused(2, &[out, "diary.txt", "another --out"]);
+    fs::remove_file(run.join("diary.txt")).unwrap();
+    fs::copy(&file, run.join("metrics.jsonl")).unwrap();
+    let inside = run.join("metrics.jsonl");
+    autoreg(&[
+        "train",
+        "--force",
+        "--data",
+        data(),
+        "--out",
+        out,
+        "--config",
+        inside.to_str().unwrap(),
+    ])
+    .refused(2, &[out, "metrics.jsonl", "reads"]);
+    again(&["--lora", "rank=4"]).refused(2, &["--lora", "--init"]);
+    again(&["--force", "--max-steps", "3", "--warmup-steps", "900"])
+        .refused(2, &["--warmup-steps 900", "the data gives"]);
     let none = folder.path().join("none");
     let none = none.to_str().unwrap();
     autoreg(&["train", "--resume", "--data", data(), "--out", none])

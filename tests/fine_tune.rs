@@ -121,6 +121,45 @@ fn refused(ran: &Ran, facts: &[&str]) {
 }
 
 #[test]
+fn a_single_text_and_few_conversations_have_a_validation_side() {
+    let place = tempfile::tempdir().unwrap();
+    let (file, lines) = (place.path().join("notes.txt"), place.path().join("talk.jsonl"));
+    let llama = model("llama");
+    let told = |kind: &str, file: &Path, name: &str| {
+        let out = place.path().join(name);
+        let ran = autoreg(&[
+            "train",
+            "--init",
+            &llama,
+            kind,
+            words(file),
+            "--out",
+            words(&out),
+            "--max-steps",
+            "1",
+            "--warmup-steps",
+            "0",
+        ]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        ran.err
+    };
+    std::fs::write(&file, "one text of one file, long enough for a few pieces of it").unwrap();
+    let said = told("--text", &file, "text");
+    assert!(said.contains("the end of the only text validates"), "{said}");
+    // As others store them: parts, nothing beside calls, tools.
+    let call = r#"{"type": "function", "function": {"name": "f", "arguments": {}}}"#;
+    let line = format!(
+        "{{\"messages\": [{{\"role\": \"user\", \"content\": [{{\"type\": \"text\", \"text\": \"a\"}}]}}, \
+         {{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{call}]}}, \
+         {{\"role\": \"tool\", \"content\": \"1\"}}, {{\"role\": \"assistant\", \"content\": \"b\"}}], \
+         \"tools\": null}}\n"
+    );
+    std::fs::write(&lines, line.repeat(2)).unwrap();
+    let said = told("--chat", &lines, "chat");
+    assert!(said.contains("the last document validates"), "{said}");
+}
+
+#[test]
 fn wrong_data_is_named_and_nothing_is_written() {
     let place = tempfile::tempdir().unwrap();
     let (chat, text) = data(place.path());

@@ -95,8 +95,10 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
         .map_err(|e| CliError::failed(format!("signals cannot be watched: {e}")))?;
     let mut generator = Generator::new(opened.source(args.threads)?, &opened.tokenizer);
     let mut lines = std::io::stdin().lock().lines();
+    let by_hand = std::io::stdin().is_terminal();
+    let mut unanswered = 0;
     loop {
-        if std::io::stdin().is_terminal() {
+        if by_hand {
             term::print("> ");
         }
         let Some(line) = lines.next() else { break };
@@ -107,9 +109,15 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
             command if command.starts_with('/') => conversation.command(command),
             text => {
                 interrupted.store(false, Ordering::Relaxed);
-                conversation.answer(args, text, &rules, &mut generator, &interrupted)?;
+                if !conversation.answer(args, text, &rules, &mut generator, &interrupted)? {
+                    unanswered += 1;
+                }
             }
         }
+    }
+    // Whoever talks has read why; a script sees the exit code.
+    if unanswered > 0 && !by_hand {
+        return Err(CliError::failed(format!("{unanswered} messages have no answer")));
     }
     Ok(())
 }
@@ -196,6 +204,7 @@ impl Conversation<'_> {
         Ok(ids)
     }
 
+    /// Whether there is an answer; why not is told.
     fn answer(
         &mut self,
         args: &ChatArgs,
@@ -203,7 +212,7 @@ impl Conversation<'_> {
         rules: &Rules,
         generator: &mut Generator<'_, AnySource<'_>>,
         interrupted: &AtomicBool,
-    ) -> Result<(), CliError> {
+    ) -> Result<bool, CliError> {
         self.messages.push(Message::new("user", text));
         let limit = self.opened.saved.config().context_limit();
         let bos = self.opened.tokenizer.specials().bos;
@@ -215,7 +224,7 @@ impl Conversation<'_> {
             Err(error) => {
                 self.messages.pop();
                 term::note(&format!("{error} (/reset forgets what was said)"));
-                return Ok(());
+                return Ok(false);
             }
         };
         let request = Request {
@@ -240,7 +249,9 @@ impl Conversation<'_> {
                 ControlFlow::Continue(())
             }
         });
-        let Some(sequence) = done.map_err(engine_error)?.into_iter().next() else { return Ok(()) };
+        let Some(sequence) = done.map_err(engine_error)?.into_iter().next() else {
+            return Ok(false);
+        };
         let (prefill, total) = (first.unwrap_or(0.0), started.elapsed().as_secs_f64());
         let decoded = sequence.tokens.len().saturating_sub(1);
         let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
@@ -258,6 +269,6 @@ impl Conversation<'_> {
         ));
         self.last = sequence.tokens.iter().map(|t| (t.choice.id, t.choice.logprob)).collect();
         self.messages.push(Message::new("assistant", sequence.text));
-        Ok(())
+        Ok(true)
     }
 }

@@ -1,6 +1,7 @@
 //! Conversations as tokens to learn from: which of them the assistant wrote.
 
 use chat::{ChatTemplate, Message, Stretch};
+use serde_json::Value;
 use tokenizer::{Part, Tokenizer};
 
 /// The tokens of a whole conversation, each with whether the assistant wrote it: what it said, and
@@ -9,12 +10,12 @@ use tokenizer::{Part, Tokenizer};
 pub fn answers(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
-    messages: &[Message],
+    (messages, tools): (&[Message], &[Value]),
     ends: &[u32],
 ) -> Result<Vec<(u32, bool)>, chat::Error> {
     let mut writer =
         Writer { tokenizer, ends, run: String::new(), answering: false, out: Vec::new() };
-    for stretch in template.stretches(messages, false)? {
+    for stretch in template.stretches_with_tools(messages, tools, false)? {
         match stretch {
             Stretch::Said(at, text) => {
                 let answers = messages.get(at).is_some_and(|message| message.role == "assistant");
@@ -89,7 +90,7 @@ mod tests {
             ("assistant", "no"),
         ]);
         let end = words.id("<|end|>").unwrap();
-        let all = answers(&template, &words, &messages, &[end]).unwrap();
+        let all = answers(&template, &words, (&messages, &[]), &[end]).unwrap();
         let marked: Vec<u32> = all.iter().filter(|t| t.1).map(|t| t.0).collect();
         assert_eq!(words.decode(&marked).replace("<|end|>", ""), " yesno");
         assert_eq!(marked.iter().filter(|&&id| id == end).count(), 2);
@@ -109,7 +110,7 @@ mod tests {
         let source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}";
         let (words, template) = (tokenizer(), ChatTemplate::new(source, "", "").unwrap());
         let messages = talk(&[("user", "a"), ("assistant", " yes "), ("user", "b")]);
-        let all = answers(&template, &words, &messages, &[]).unwrap();
+        let all = answers(&template, &words, (&messages, &[]), &[]).unwrap();
         let marked: Vec<u32> = all.iter().filter(|t| t.1).map(|t| t.0).collect();
         assert_eq!(words.decode(&marked), "yes");
         let whole: Vec<u32> = all.iter().map(|t| t.0).collect();

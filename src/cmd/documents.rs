@@ -6,6 +6,7 @@ use crate::error::CliError;
 use chat::{ChatTemplate, Message};
 use kernels::{mix, uniform};
 use serde::Deserialize;
+use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
@@ -55,6 +56,18 @@ struct TextLine {
 #[derive(Deserialize)]
 struct ChatLine {
     messages: Vec<Message>,
+    /// As Hugging Face documents them; the template tells the model of them.
+    #[serde(default)]
+    tools: Option<Vec<Value>>,
+}
+
+/// What is taken for the validation side where the share of it was none of the documents.
+#[derive(Clone, Copy)]
+enum Held {
+    /// The document at this place.
+    Document(u64),
+    /// The end of the text at this place, there being no other.
+    End(u64),
 }
 
 #[derive(Default)]
@@ -62,6 +75,10 @@ struct Sides {
     train: DocumentList,
     valid: DocumentList,
     seen: u64,
+    /// Documents with a target, and the place of the last of them.
+    full: u64,
+    last: u64,
+    held: Option<Held>,
     hash: u64,
     shortened: usize,
     left_out: usize,
@@ -76,16 +93,15 @@ pub fn read(files: &Files<'_>, encoding: &Encoding<'_>) -> Result<Read, CliError
     if encoding.max_len < 2 {
         return Err(CliError::input("--max-len: a sequence holds at least 2 tokens"));
     }
-    let mut sides = Sides::default();
-    let share = if files.valid.is_empty() { files.valid_share } else { 0.0 };
-    for (paths, is_chat) in [(files.texts, false), (files.chats, true)] {
-        for path in paths {
-            one_file(path, is_chat, encoding, share, &mut sides)?;
-        }
-    }
-    let is_chat = files.texts.is_empty();
-    for path in files.valid {
-        one_file(path, is_chat, encoding, 1.0, &mut sides)?;
+    let mut sides = sides_of(files, encoding, None)?;
+    let mut held = None;
+    if sides.valid.is_empty() && files.valid.is_empty() && files.valid_share > 0.0 {
+        held = match sides.full {
+            0 => None,
+            1 => Some(Held::End(sides.last)),
+            _ => Some(Held::Document(sides.last)),
+        };
+        sides = sides_of(files, encoding, held)?;
     }
     for (side, name) in [(&sides.train, "training"), (&sides.valid, "validation")] {
         if side.is_empty() {
@@ -102,6 +118,14 @@ pub fn read(files: &Files<'_>, encoding: &Encoding<'_>) -> Result<Read, CliError
         sides.valid.len(),
         sides.valid.tokens()
     )];
+    match held {
+        Some(Held::Document(_)) => {
+            notes
+                .push("the last document validates: --valid-share is of fewer than one".to_owned());
+        }
+        Some(Held::End(_)) => notes.push("the end of the only text validates".to_owned()),
+        None => {}
+    }
     if sides.shortened > 0 {
         let (n, most) = (sides.shortened, encoding.max_len);
         notes.push(format!("{n} conversations were cut at {most} tokens (--max-len)"));
@@ -116,6 +140,26 @@ pub fn read(files: &Files<'_>, encoding: &Encoding<'_>) -> Result<Read, CliError
         hash: format!("{:016x}", sides.hash),
         notes,
     })
+}
+
+/// All files, once.
+fn sides_of(
+    files: &Files<'_>,
+    encoding: &Encoding<'_>,
+    held: Option<Held>,
+) -> Result<Sides, CliError> {
+    let mut sides = Sides { held, ..Sides::default() };
+    let share = if files.valid.is_empty() { files.valid_share } else { 0.0 };
+    for (paths, is_chat) in [(files.texts, false), (files.chats, true)] {
+        for path in paths {
+            one_file(path, is_chat, encoding, share, &mut sides)?;
+        }
+    }
+    let is_chat = files.texts.is_empty();
+    for path in files.valid {
+        one_file(path, is_chat, encoding, 1.0, &mut sides)?;
+    }
+    Ok(sides)
 }
 
 fn one_file(
@@ -143,7 +187,7 @@ fn one_file(
         if is_chat {
             let chat: ChatLine = serde_json::from_str(&line)
                 .map_err(|e| wrong(&format!("expected an object with messages: {e}")))?;
-            chat_document(chat.messages, encoding, valid_share, sides).map_err(|e| wrong(&e))?;
+            chat_document(chat, encoding, valid_share, sides).map_err(|e| wrong(&e))?;
         } else {
             let text: TextLine = serde_json::from_str(&line)
                 .map_err(|e| wrong(&format!("expected an object with a text: {e}")))?;
@@ -159,17 +203,30 @@ fn text_document(text: &str, encoding: &Encoding<'_>, valid_share: f64, sides: &
     let mut ids = encoding.tokenizer.put_before();
     ids.extend(encoding.tokenizer.encode(text));
     ids.extend(encoding.ends.first());
-    let mut start = 0;
     let valid = sides.next_is_valid(valid_share);
+    match sides.held {
+        Some(Held::End(place)) if place == sides.seen && ids.len() > 2 => {
+            let end = ((ids.len() as f64 * valid_share) as usize).clamp(1, ids.len() - 2);
+            let from = ids.len() - 1 - end;
+            pieces(&ids[..=from], encoding.max_len, false, sides);
+            pieces(&ids[from..], encoding.max_len, true, sides);
+        }
+        _ => pieces(&ids, encoding.max_len, valid, sides),
+    }
+}
+
+/// Pieces that overlap by one token.
+fn pieces(ids: &[u32], most: usize, valid: bool, sides: &mut Sides) {
+    let mut start = 0;
     while start + 1 < ids.len() {
-        let end = ids.len().min(start + encoding.max_len);
+        let end = ids.len().min(start + most);
         sides.add(valid, ids[start..end].iter().map(|&id| (id, true)));
         start = end - 1;
     }
 }
 
 fn chat_document(
-    messages: Vec<Message>,
+    chat: ChatLine,
     encoding: &Encoding<'_>,
     valid_share: f64,
     sides: &mut Sides,
@@ -177,8 +234,10 @@ fn chat_document(
     let Some(template) = encoding.template else {
         return Err("the model has no chat template; take an instruct model, or --text".to_owned());
     };
-    let mut tokens = answers(template, encoding.tokenizer, &messages, encoding.ends)
-        .map_err(|e| e.to_string())?;
+    let tools = chat.tools.unwrap_or_default();
+    let said = (&chat.messages[..], &tools[..]);
+    let mut tokens =
+        answers(template, encoding.tokenizer, said, encoding.ends).map_err(|e| e.to_string())?;
     sides.shortened += usize::from(tokens.len() > encoding.max_len);
     tokens.truncate(encoding.max_len);
     let valid = sides.next_is_valid(valid_share);
@@ -190,7 +249,8 @@ impl Sides {
     /// Whether the next document goes to the validation side: a function of its place alone.
     fn next_is_valid(&mut self, share: f64) -> bool {
         self.seen += 1;
-        uniform(0x7661_6c69_6420, self.seen) < share
+        let held = matches!(self.held, Some(Held::Document(place)) if place == self.seen);
+        held || uniform(0x7661_6c69_6420, self.seen) < share
     }
 
     fn add(&mut self, valid: bool, tokens: impl IntoIterator<Item = (u32, bool)>) {
@@ -199,7 +259,11 @@ impl Sides {
             hash = mix(hash ^ u64::from(id) << 1 ^ u64::from(counted));
         });
         let side = if valid { &mut self.valid } else { &mut self.train };
-        self.left_out += usize::from(!side.push(tokens));
+        let full = side.push(tokens);
+        self.left_out += usize::from(!full);
+        if full && self.last != self.seen {
+            (self.full, self.last) = (self.full + 1, self.seen);
+        }
         self.hash = hash;
     }
 }

@@ -18,7 +18,8 @@ pub use calls::{CallFormat, CallReader, Read};
 use ledger::{Bounds, within};
 use minijinja::{Environment, Error as Jinja, ErrorKind, Value, context};
 use places::Places;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value as Json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +30,9 @@ use std::time::Duration;
 pub struct Message {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// What was said; for a tool, what it returned.
+    /// What was said; for a tool, what it returned. Read from a text, a list of parts of text, or
+    /// nothing, as where the assistant only calls tools.
+    #[serde(deserialize_with = "said")]
     pub content: String,
     /// Calls of tools that the assistant made, as Hugging Face documents them:
     /// `{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}`.
@@ -41,6 +44,20 @@ pub struct Message {
     /// The tool's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+}
+
+/// What was said, in any of the ways that conversations are stored.
+fn said<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text_of = |part: &Json| match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("text"), Some(text)) => Ok(text.to_owned()),
+        _ => Err(D::Error::custom(format!("a part of content is {part}, expected a text's"))),
+    };
+    match Json::deserialize(from)? {
+        Json::Null => Ok(String::new()),
+        Json::String(text) => Ok(text),
+        Json::Array(parts) => parts.iter().map(text_of).collect(),
+        other => Err(D::Error::custom(format!("content is {other}, expected a text"))),
+    }
 }
 
 impl Message {
@@ -311,6 +328,31 @@ mod tests {
             {% generation %}x{% endgeneration %}{{ strftime_now('%Y') | length }}";
         let text = render(source, &[("u", " a "), ("v", "b")], false).unwrap();
         assert_eq!(text, "<s>B1A2True{\"a\": [1, \"é\\\"\"]}x4");
+    }
+
+    #[test]
+    fn what_was_said_may_be_a_text_parts_or_nothing() {
+        let read = |content: &str| {
+            let line = format!("{{\"role\": \"user\"{content}}}");
+            serde_json::from_str::<Message>(&line).map(|message| message.content)
+        };
+        let parts =
+            r#", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]"#;
+        for (content, right) in [
+            (r#", "content": "a b""#, "a b"),
+            (parts, "a b"),
+            (r#", "content": []"#, ""),
+            (r#", "content": null"#, ""),
+        ] {
+            assert_eq!(read(content).unwrap(), right, "{content}");
+        }
+        for (content, why) in [
+            ("", "content"),
+            (r#", "content": 5"#, "content is 5"),
+            (r#", "content": [{"type": "image_url", "image_url": {}}]"#, "image_url"),
+        ] {
+            assert!(read(content).unwrap_err().to_string().contains(why), "{content}");
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use counts::CountSource;
 pub use error::Error;
 pub use generator::{Event, Generator, Request};
 pub use guessed::{Ahead, GuessedSource, Guesses};
-pub use network::NetworkSource;
+pub use network::{MOST_ROWS, NetworkSource};
 pub use progress::{Finish, Sequence, Token};
 pub use prompt::{Prompt, Truncate};
 pub use score::{Route, Scored, score};

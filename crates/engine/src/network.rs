@@ -9,7 +9,7 @@ use models::{Batch, Cache, Model, ModelConfig, Runner, Workload};
 use std::sync::Arc;
 
 /// Tokens of a prompt that run together; a longer one is read in pieces, with the same result.
-const MOST_ROWS: usize = 128;
+pub const MOST_ROWS: usize = 128;
 /// Logits that a pass over a known text holds at once: 16 MiB.
 const MOST_LOGITS: usize = 1 << 22;
 

@@ -5,6 +5,7 @@ use crate::family::Family;
 use crate::{Error, folder, gguf};
 use formats::{GGUF_MAGIC, StoredRow, TensorKind, TensorStore};
 use models::{Model, ModelConfig, TransformerConfig};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
 use std::ops::{Deref, DerefMut};
@@ -96,6 +97,17 @@ pub fn is_published(path: &Path) -> bool {
     config.get("kind").is_none() && config.get("model_type").is_some()
 }
 
+/// Tensors beside the parameters: what follows from the configuration, and factors of rotary positions
+/// that are read as a key.
+const SPARE: [&str; 6] = [
+    crate::gguf_keys::ROPE_FACTORS,
+    "rope_freqs",
+    ".attn_rot_embd",
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+];
+
 impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face folder and checks that every tensor is there with the
     /// shape that its configuration needs. No weight is read.
@@ -159,9 +171,35 @@ impl Weights {
             gguf::open(path)?
         };
         // A file that does not fit is told before anything takes its time.
-        weights.bindings()?;
+        weights.account_for_all()?;
         weights.compare_heads();
         Ok((weights, words))
+    }
+
+    /// Sees that every tensor of the file has a place in the model. One without would change what a
+    /// GGUF file's writer meant; Hugging Face's own reader passes over those of a folder, and says so.
+    fn account_for_all(&mut self) -> Result<(), Error> {
+        let bindings = self.bindings()?;
+        let bound: HashSet<&str> = bindings.iter().map(|b| b.tensor.as_str()).collect();
+        let spare =
+            |name: &&str| !bound.contains(name) && !SPARE.iter().any(|end| name.ends_with(end));
+        let heads = ["output.weight", "lm_head.weight"];
+        let tied = self.config.tie_word_embeddings;
+        let left: Vec<&str> =
+            self.tensors.names().filter(spare).filter(|n| !(tied && heads.contains(n))).collect();
+        let Some(first) = left.iter().min() else { return Ok(()) };
+        if self.is_gguf() {
+            let (path, name) = (self.path.clone(), (*first).to_owned());
+            return Err(Error::NoPlace { path, name, family: self.family.name });
+        }
+        let (count, family) = (left.len(), self.family.name);
+        let them = if count == 1 { "1 tensor is" } else { &format!("{count} tensors are") };
+        let note = format!(
+            "{them} not used, because a {family} of this configuration has no place for: {first}{}",
+            if count == 1 { "" } else { ", and so on" }
+        );
+        self.notes.push(note);
+        Ok(())
     }
 
     /// A file may hold a second copy of tied heads: the embedding is used.

@@ -80,6 +80,19 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
+    /// A tensor that the model has no place for.
+    #[error(
+        "{path}: tensor {name} has no place in a {family} of this configuration; without it the model \
+         would be another"
+    )]
+    NoPlace {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The family.
+        family: &'static str,
+    },
     /// A tensor is not as the configuration says.
     #[error(
         "{path}: tensor {name} is {found}, expected the shape {expected:?} by the configuration"

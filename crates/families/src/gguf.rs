@@ -91,7 +91,10 @@ fn tokenizer(
     let tokens = tokens.ok_or_else(|| missing("tokenizer.ggml.tokens"))?;
     let count = tokens.len();
     let pieces = model == "llama";
-    let bos = id("bos_token_id")?;
+    // SentencePiece's own places, where a file of one does not name them.
+    let usual = |id: u32| Some(id).filter(|_| pieces);
+    let bos = id("bos_token_id")?.or(usual(1));
+    let eos = id("eos_token_id")?.or(usual(2));
     let begins = flag("add_bos_token")?.unwrap_or(pieces || BEGIN.contains(&pre));
     let vocabulary = Vocabulary {
         model,
@@ -103,17 +106,17 @@ fn tokenizer(
         specials: Specials {
             pad: id("padding_token_id")?,
             // Bytes leave nothing unknown.
-            unk: id("unknown_token_id")?.filter(|_| pieces),
+            unk: id("unknown_token_id")?.or(usual(0)).filter(|_| pieces),
             bos: bos.filter(|_| begins),
-            eos: id("eos_token_id")?,
+            eos,
         },
         space_prefix: pieces && flag("add_space_prefix")?.unwrap_or(true),
     };
     let tokenizer = Tokenizer::from_vocabulary(&vocabulary)
         .map_err(|source| Error::Tokenizer { path: path.to_owned(), source })?;
     let mut ends: Vec<u32> = Vec::new();
-    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        ends.extend(id(key)?.filter(|&id| (id as usize) < count));
+    for id in [eos, id("eot_token_id")?, id("eom_token_id")?] {
+        ends.extend(id.filter(|&id| (id as usize) < count));
     }
     ends.extend(tokenizer.controls().filter(|(name, _)| ENDS.contains(name)).map(|(_, id)| id));
     ends.sort_unstable();

@@ -68,6 +68,10 @@ pub(crate) fn keys_of(checkpoint: &Checkpoint) -> Result<Numbers, ConvertError> 
     }
     shape_keys(&mut list, c);
     let factors = rope_keys(&mut list, c);
+    if factors.is_some() && family.architecture != "llama" {
+        let what = format!("GGUF files of {} have no tensor of rotary factors", family.name);
+        return Err(ConvertError::NoKey { what });
+    }
     window_keys(&mut list, c);
     if let Some(limit) = c.final_logit_softcapping {
         list.number("final_logit_softcapping", f64::from(limit));

@@ -164,7 +164,10 @@ impl Keys<'_> {
             }
         };
         match found.filter(|found| !known.contains(&found.as_str())) {
-            Some(found) => Err(self.wrong(self.name(pair), found, known.join(" or "))),
+            Some(found) => {
+                let known = if known.is_empty() { "no such key" } else { &known.join(" or ") };
+                Err(self.wrong(self.name(pair), found, known))
+            }
             None => Ok(()),
         }
     }
@@ -175,7 +178,16 @@ impl Keys<'_> {
             return self.need_size(("vocab_size", "vocab_size"));
         };
         let name = || "token_embd.weight".to_owned();
-        tensors.vocab.ok_or_else(|| Error::MissingTensor { path: path.to_path_buf(), name: name() })
+        let missing = || Error::MissingTensor { path: path.to_path_buf(), name: name() };
+        let rows = tensors.vocab.ok_or_else(missing)?;
+        let said = ("vocab_size", "");
+        match self.size(said)?.filter(|&said| said != rows) {
+            Some(found) => {
+                let expected = format!("{rows}, the rows of token_embd.weight");
+                Err(self.wrong(self.name(said), found, expected))
+            }
+            None => Ok(rows),
+        }
     }
 
     /// Whether the output projection is the token embedding: a GGUF file then lacks the other.

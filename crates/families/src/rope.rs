@@ -23,12 +23,15 @@ fn gguf(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>), Error> {
         return Ok((theta, Some(RopeScaling::Factors { factors })));
     }
     let number = |key| keys.number((key, ""));
-    let factor = || match number("rope.scaling.factor")? {
-        Some(factor) => Ok(factor),
-        None => Err(keys.missing(("rope.scaling.factor", ""))),
+    // Before there were kinds, there was one factor, under another name.
+    let said = match number("rope.scaling.factor")? {
+        None => number("rope.scale_linear")?,
+        said => said,
     };
+    let factor = || said.ok_or_else(|| keys.missing(("rope.scaling.factor", "")));
     let scaling = match keys.gguf_text("rope.scaling.type")? {
-        None | Some("none") => None,
+        None => said.filter(|&f| f != 0.0 && f != 1.0).map(|factor| RopeScaling::Linear { factor }),
+        Some("none") => None,
         Some("linear") => Some(RopeScaling::Linear { factor: factor()? }),
         Some("yarn") => {
             let factor = factor()?;
@@ -50,6 +53,21 @@ fn gguf(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>), Error> {
     Ok((theta, scaling))
 }
 
+/// Numbers that such an object may hold.
+const NUMBERS: [&str; 11] = [
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "partial_rotary_factor",
+];
+
 /// What one object of `config.json` says; `theta` is what stands beside it.
 pub(crate) fn folder(
     keys: &Keys<'_>,
@@ -57,6 +75,23 @@ pub(crate) fn folder(
     theta: Option<f64>,
 ) -> Result<(f64, Option<RopeScaling>), Error> {
     let Some(object) = object else { return Ok((theta.unwrap_or(10_000.0), None)) };
+    let Some(map) = object.as_object() else {
+        return Err(keys.wrong("rope_scaling".to_owned(), object, "an object"));
+    };
+    for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
+        let fits = match key.as_str() {
+            "rope_type" | "type" => value.is_string(),
+            "truncate" => *value == true,
+            "finetuned" => value.is_boolean(),
+            // Gemma 3 has one such object a kind of layer.
+            "full_attention" | "sliding_attention" => value.is_object(),
+            key => NUMBERS.contains(&key) && value.is_number(),
+        };
+        if !fits {
+            let known = "none of it: only what is known keeps positions where they were learnt";
+            return Err(keys.wrong(format!("rope_scaling.{key}"), value, known));
+        }
+    }
     let number = |key: &str| object.get(key).and_then(Value::as_f64);
     let need = |key: &str| {
         let missing = || Error::MissingKey {
@@ -84,13 +119,22 @@ pub(crate) fn folder(
             high_freq_factor: need("high_freq_factor")?,
             original_max_position_embeddings: original()?,
         }),
-        "yarn" => Some(RopeScaling::Yarn {
-            factor: need("factor")?,
-            original_max_position_embeddings: original()?,
-            beta_fast: number("beta_fast").unwrap_or(32.0),
-            beta_slow: number("beta_slow").unwrap_or(1.0),
-            attention_factor: number("attention_factor"),
-        }),
+        "yarn" => {
+            let factor = need("factor")?;
+            // The share of the usual growth that each of the two takes.
+            let growth = |key| {
+                let share = number(key).filter(|&share| share != 0.0)?;
+                Some(1.0 + share * (RopeScaling::yarn_growth(factor) - 1.0))
+            };
+            let told = || Some(growth("mscale")? / growth("mscale_all_dim")?);
+            Some(RopeScaling::Yarn {
+                factor,
+                original_max_position_embeddings: original()?,
+                beta_fast: number("beta_fast").unwrap_or(32.0),
+                beta_slow: number("beta_slow").unwrap_or(1.0),
+                attention_factor: number("attention_factor").or_else(told),
+            })
+        }
         other => {
             let key = "rope_scaling.rope_type".to_owned();
             return Err(keys.wrong(key, other, "default, linear, llama3 or yarn"));

@@ -167,6 +167,41 @@ fn heads_are_tied_or_not_as_the_files_say() {
 }
 
 #[test]
+fn stretched_positions_are_read_whole_or_refused() {
+    let with = |more: Value| {
+        let mut scaling = serde_json::json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+        });
+        let (map, more) = (scaling.as_object_mut().unwrap(), more.as_object().unwrap().clone());
+        map.extend(more);
+        let path = fixture("llama").join("config.json");
+        let mut config = json(&path);
+        config["rope_parameters"] = scaling;
+        families::numbers(&path, &config).map(|numbers| numbers.rope_scaling.unwrap())
+    };
+    let grown = |more: Value| match with(more).unwrap() {
+        models::RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+        other => panic!("{other:?}"),
+    };
+    // get_mscale(s, m) = 0.1·m·ln(s) + 1, one through the other, where both are told.
+    let both = grown(serde_json::json!({ "mscale": 0.7, "mscale_all_dim": 0.4 })).unwrap();
+    let right = (0.07 * 4.0f64.ln() + 1.0) / (0.04 * 4.0f64.ln() + 1.0);
+    assert!((both - right).abs() < 1e-12, "{both} and {right}");
+    assert_eq!(grown(serde_json::json!({ "mscale": 1.0, "mscale_all_dim": 1.0 })), Some(1.0));
+    assert_eq!(grown(serde_json::json!({ "mscale": 0.7 })), None);
+    assert_eq!(grown(serde_json::json!({ "truncate": true, "finetuned": true })), None);
+    for (more, key) in [
+        (serde_json::json!({ "truncate": false }), "truncate"),
+        (serde_json::json!({ "temperature": 2.0 }), "temperature"),
+        (serde_json::json!({ "beta_fast": "much" }), "beta_fast"),
+    ] {
+        let error = with(more).unwrap_err().to_string();
+        assert!(error.contains(&format!("rope_scaling.{key}")), "{error}");
+    }
+    refused("llama", &[("rope_parameters", "linear".into())], &[], &["rope_scaling", "object"]);
+}
+
+#[test]
 fn what_cannot_be_run_is_named() {
     let text = |t: &str| Value::String(t.to_owned());
     refused("llama", &[("model_type", text("mamba"))], &[], &["mamba", "qwen3"]);

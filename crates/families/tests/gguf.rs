@@ -241,6 +241,27 @@ fn the_same_weights_come_from_both_formats() {
 }
 
 #[test]
+fn what_the_model_has_no_place_for_is_named() {
+    let refused = |name: &str, change: &dyn Fn(&mut File), facts: &[&str]| {
+        let mut file = converted(name, name);
+        change(&mut file);
+        let error = open(&file).err().unwrap().to_string();
+        facts.iter().for_each(|fact| assert!(error.contains(fact), "{fact:?} in {error}"));
+    };
+    for name in ["blk.0.attn_q.bias", "blk.0.attn_sub_norm.weight", "blk.1.foo.weight"] {
+        let more = |file: &mut File| file.tensors.push((name.to_owned(), vec![8], vec![0.5; 8]));
+        refused("llama", &more, &[name, "no place", "llama"]);
+    }
+    let rows = |file: &mut File| file.number("llama.vocab_size", &261.into());
+    refused("llama", &rows, &["llama.vocab_size is 261", "262, the rows"]);
+    // A file that is older than kinds of scaling.
+    let mut file = converted("llama", "llama");
+    file.number("llama.rope.scale_linear", &4.0.into());
+    let scaling = open(&file).unwrap().config.rope_scaling.clone();
+    assert_eq!(scaling, Some(models::RopeScaling::Linear { factor: 4.0 }));
+}
+
+#[test]
 fn a_byte_level_vocabulary_merges_by_rank() {
     let mut file = converted("qwen2", "qwen2");
     let checkpoint = open(&file).unwrap();

@@ -1,5 +1,6 @@
 //! A file seen as bytes: mapped, not read.
 
+use crate::cut_short::Watched;
 use crate::resident::Mapped;
 use memmap2::Mmap;
 use std::fs::File;
@@ -11,7 +12,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct MappedFile {
     // Goes before the pages do: their address may be another's at once.
-    _place: Option<Mapped>,
+    _place: Option<(Mapped, Watched)>,
     map: Option<Mmap>,
 }
 
@@ -26,9 +27,10 @@ impl MappedFile {
             return Ok(MappedFile { _place: None, map: None });
         }
         // SAFETY: the map is read-only. Should another process cut the file short, a read past its
-        // end stops this process; our own files are replaced by renaming, never cut.
+        // end stops this process, with a line that says so; our own files are replaced by renaming.
         let map = unsafe { Mmap::map(&file)? };
-        let place = Mapped::new(map.as_ptr() as usize, map.len());
+        let (at, len) = (map.as_ptr() as usize, map.len());
+        let place = (Mapped::new(at, len), Watched::new(path, at, len));
         Ok(MappedFile { _place: Some(place), map: Some(map) })
     }
 

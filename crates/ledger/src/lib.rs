@@ -7,6 +7,7 @@
 mod book;
 mod bounded;
 mod buffer;
+mod cut_short;
 mod file;
 mod plan;
 mod process;

@@ -321,6 +321,10 @@ impl Reader {
         if !(1..=2).contains(&manifest.version) {
             return Err(damaged(format!("version {}; 1 and 2 are known", manifest.version)));
         }
+        let right = format!("step-{:09}", manifest.state.step);
+        if path.file_name().is_some_and(|name| name != right.as_str()) {
+            return Err(damaged(format!("state.json is of {right}")));
+        }
         for (i, (name, right)) in manifest.sha256.iter().enumerate() {
             let file = path.join(name);
             if !file.exists() {

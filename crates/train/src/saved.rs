@@ -95,8 +95,14 @@ impl SavedModel {
             }
             Err(source) => return Err(Error::Io { path, source }),
         };
-        let config: ModelConfig = serde_json::from_slice(&text)
-            .map_err(|e| Error::Config { path: path.clone(), reason: e.to_string() })?;
+        let config: ModelConfig = serde_json::from_slice(&text).map_err(|e| {
+            let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+            let reason = match value.get("kind") {
+                Some(_) => e.to_string(),
+                None => "neither a run's `kind` nor a Hugging Face `model_type` in it".to_owned(),
+            };
+            Error::Config { path: path.clone(), reason }
+        })?;
         let file = TensorFile::open(&dir.join(WEIGHTS_FILE))?;
         match &config {
             ModelConfig::Ngram(c) => {

@@ -73,8 +73,8 @@ struct Measured {
     what: &'static str,
     /// Tokens/s of each run, all sequences together.
     speeds: Vec<f64>,
-    /// Bytes of weights and K/V that a step reads, and the tokens it makes.
-    step: Option<(f64, usize)>,
+    /// Bytes of weights and K/V that are read, and the tokens that they are read for.
+    step: (f64, usize),
     load_seconds: f64,
     threads: usize,
 }
@@ -101,11 +101,14 @@ pub fn prefill(args: &Prefill) -> Result<(), CliError> {
     }
     let threads = team.threads();
     end(recording, "bench prefill", (&opened, &source), (args.tokens, room))?;
-    show(
-        &args.common,
-        Measured { what: "prefill", speeds, step: None, load_seconds, threads },
-        &team,
-    )
+    // A piece of the prompt reads all weights once, and what was read of it before.
+    let pieces = (0..args.tokens).step_by(engine::MOST_ROWS);
+    let mut bytes = 0.0;
+    for piece in pieces {
+        bytes += weight_bytes(model) + kv_bytes(model, piece)?;
+    }
+    let step = (bytes, args.tokens);
+    show(&args.common, Measured { what: "prefill", speeds, step, load_seconds, threads }, &team)
 }
 
 /// Decode as told.
@@ -113,6 +116,9 @@ pub fn decode(args: &Decode) -> Result<(), CliError> {
     let mut recording = args.common.ledger.start()?;
     let (opened, load_seconds) = open(&args.model, args.common.kv)?;
     let model = network(&opened)?;
+    if args.tokens == 0 {
+        return Err(CliError::input("--tokens 0: at least one token is decoded"));
+    }
     let team = team(args.common.threads)?;
     let mut source = NetworkSource::new(model, &team);
     let room = checked(&source, args.context, args.tokens, args.batch)?;
@@ -141,7 +147,7 @@ pub fn decode(args: &Decode) -> Result<(), CliError> {
     // On average, a sequence is halfway through what it decodes.
     let past = args.context + args.tokens / 2;
     let bytes = weight_bytes(model) + kv_bytes(model, past)? * args.batch as f64;
-    let (step, threads) = (Some((bytes, args.batch)), team.threads());
+    let (step, threads) = ((bytes, args.batch), team.threads());
     show(&args.common, Measured { what: "decode", speeds, step, load_seconds, threads }, &team)
 }
 
@@ -262,27 +268,22 @@ fn show(common: &Common, mut measured: Measured, team: &Team) -> Result<(), CliE
     let (Some(&min), Some(&max)) = (speeds.first(), speeds.last()) else {
         return Err(CliError::input("--repeat 0: at least one run is needed"));
     };
-    let median = speeds[speeds.len() / 2];
-    let memory = match measured.step {
-        None => None,
-        Some((bytes, tokens)) => {
-            let reads = bytes * median / tokens as f64 / 1e9;
-            Some((bytes / tokens as f64, reads, bandwidth(team)?))
-        }
-    };
+    let half = speeds.len() / 2;
+    let median =
+        if speeds.len() % 2 == 1 { speeds[half] } else { (speeds[half - 1] + speeds[half]) / 2.0 };
+    let bytes = measured.step.0 / measured.step.1 as f64;
+    let (reads, all) = (bytes * median / 1e9, bandwidth(team)?);
     if common.json {
-        let mut value = json!({
+        let value = json!({
             "tokens_per_second": {"median": median, "min": min, "max": max},
             "peak_process_bytes": peak,
             "load_seconds": measured.load_seconds,
             "threads": measured.threads,
             "isa": kernels::Isa::current().name(),
+            "bytes_read_per_token": bytes,
+            "bandwidth_share": reads / all,
+            "bandwidth_gb_per_second": all,
         });
-        if let Some((bytes, reads, all)) = memory {
-            value["bytes_read_per_token"] = bytes.into();
-            value["bandwidth_share"] = (reads / all).into();
-            value["bandwidth_gb_per_second"] = all.into();
-        }
         term::print(&json(&value)?);
         return Ok(());
     }
@@ -297,13 +298,11 @@ fn show(common: &Common, mut measured: Measured, team: &Team) -> Result<(), CliE
         measured.threads,
         kernels::Isa::current().name(),
     );
-    if let Some((bytes, reads, all)) = memory {
-        text += &format!(
-            "reads {} a token: {reads:.1} GB/s, {:.0} % of the {all:.1} that plain reads reach\n",
-            mib(bytes as u64),
-            100.0 * reads / all,
-        );
-    }
+    text += &format!(
+        "reads {} a token: {reads:.1} GB/s, {:.0} % of the {all:.1} that plain reads reach\n",
+        mib(bytes as u64),
+        100.0 * reads / all,
+    );
     text += &format!("loaded in {:.2} s; peak process {}\n", measured.load_seconds, mib(peak));
     term::print(&text);
     Ok(())

@@ -42,8 +42,8 @@ pub fn choose(
         needed.push(format!("{} with --recompute {}", mib(total), way.name()));
     }
     Err(CliError::input(format!(
-        "training needs {}, and may take {}: make --micro-batch or --max-len smaller, or take a \
-         smaller model",
+        "training needs {}, and may take {}: make --micro-batch or --max-len smaller, train adapters \
+         alone (--lora), or take a smaller model",
         needed.join(", "),
         mib(budget)
     )))

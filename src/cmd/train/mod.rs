@@ -362,6 +362,9 @@ pub fn run(args: TrainArgs) -> Result<(), CliError> {
 fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     let data = args.data.as_deref().map(Dataset::open).transpose().map_err(CliError::input)?;
     let mut init = args.init.as_deref().map(Init::open).transpose()?;
+    if init.is_none() && args.lora.is_some() {
+        return Err(CliError::input("--lora: adapters stand beside a model: give it with --init"));
+    }
     if let (Some(init), Some(asked)) = (&mut init, &args.lora) {
         if args.merge {
             families::can_export(&init.config).map_err(CliError::input)?;
@@ -385,7 +388,7 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
         return Ok(());
     }
     let (text, mut told) = (json(&summary.json)?, summary.text);
-    write(&args.out.join("result.json"), &text)?;
+    write(&args.out.join(RESULT), &text)?;
     let (report, known) = summary.ledger;
     recording::write(&args.out, &format!("train {}", args.out.display()), &report, known)?;
     if args.ledger && !args.json {
@@ -407,13 +410,65 @@ fn make_room(args: &TrainArgs) -> Result<(), CliError> {
             "{out} exists; give --resume to go on, --force to replace it, or another --out"
         )));
     }
-    let marks = [train::CONFIG_FILE, train::ADAPTER_FILE];
-    if !marks.iter().any(|mark| args.out.join(mark).is_file()) {
-        return Err(CliError::input(format!(
-            "{out} is not a run folder, so --force does not replace it; give another --out"
-        )));
+    only_a_run(args)?;
+    for read in read_by(args) {
+        let lies_in = |out: PathBuf| read.canonicalize().is_ok_and(|read| read.starts_with(out));
+        if args.out.canonicalize().is_ok_and(lies_in) {
+            return Err(CliError::input(format!(
+                "{out} holds {}, which this run reads, so --force does not replace it; give another \
+                 --out",
+                read.display()
+            )));
+        }
     }
     std::fs::remove_dir_all(&args.out).map_err(|e| CliError::failed(format!("{out}: {e}")))
+}
+
+const RESULT: &str = "result.json";
+
+/// What a run writes into its folder; other files are somebody's.
+const RUN_FILES: [&str; 12] = [
+    train::CONFIG_FILE,
+    train::ADAPTER_FILE,
+    train::RECIPE_FILE,
+    "model.safetensors",
+    "tokenizer.json",
+    "metrics.jsonl",
+    RESULT,
+    "ledger.json",
+    "ledger.html",
+    "checkpoints",
+    "huggingface",
+    "adapter",
+];
+
+/// Refuses a folder that `train` did not make, and one into which somebody put something.
+fn only_a_run(args: &TrainArgs) -> Result<(), CliError> {
+    let out = args.out.display();
+    let kept = |why: String| {
+        CliError::input(format!("{out} {why}, so --force does not replace it; give another --out"))
+    };
+    let failed = |e: std::io::Error| CliError::failed(format!("{out}: {e}"));
+    if ![train::RECIPE_FILE, RESULT].iter().any(|mark| args.out.join(mark).is_file()) {
+        return Err(kept("is not a run folder".to_owned()));
+    }
+    for entry in std::fs::read_dir(&args.out).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let watched = || args.tensorboard.iter().any(|dir| dir.starts_with(entry.path()));
+        // What is being written ends so until it is whole.
+        if !RUN_FILES.contains(&name.as_ref()) && !name.ends_with(".tmp") && !watched() {
+            return Err(kept(format!("holds {name}, which no run writes")));
+        }
+    }
+    Ok(())
+}
+
+/// The files and folders that a run reads.
+fn read_by(args: &TrainArgs) -> impl Iterator<Item = &Path> {
+    let one = [&args.data, &args.init, &args.config].into_iter().flatten();
+    one.chain(&args.text).chain(&args.chat).chain(&args.valid).map(PathBuf::as_path)
 }
 
 /// Checks the ids that training reads: a damaged one must not become an index. Called after the
@@ -479,6 +534,43 @@ fn same_words(init: &Init, data: &Dataset) -> Result<(), CliError> {
     )))
 }
 
+/// Sees that a schedule has the steps that it asks for; what people should know where the one that
+/// nobody asked for has not.
+///
+/// # Errors
+/// `--warmup-steps` that the data never gets through.
+fn schedule_fits(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    steps: u64,
+    in_data: u64,
+) -> Result<Vec<String>, CliError> {
+    let recipe = &config.train;
+    let (warm, most) = (recipe.warmup_steps, recipe.max_steps);
+    let mut notes = Vec::new();
+    if warm > steps {
+        if args.recipe.warmup_steps.is_some() && warm > in_data {
+            return Err(CliError::input(format!(
+                "--warmup-steps {warm}: the data gives {in_data} steps, so the learning rate would only \
+                 rise; give fewer, or more --epochs"
+            )));
+        }
+        let share = 100.0 * steps as f64 / warm as f64;
+        notes.push(format!(
+            "the run has {steps} steps and its learning rate rises over {warm}: it gets to {share:.0} % \
+             of {}; give --warmup-steps",
+            recipe.learning_rate
+        ));
+    }
+    if most > steps {
+        let epochs = recipe.epochs;
+        notes.push(format!(
+            "--max-steps {most} is more than the {steps} steps of {epochs} epochs, which end the run"
+        ));
+    }
+    Ok(notes)
+}
+
 /// Gradient descent, in a run folder.
 fn descend(
     args: &TrainArgs,
@@ -525,6 +617,10 @@ fn descend(
     };
     let (train, valid) = (material.train, material.valid);
     train::check(config, train, valid).map_err(CliError::input)?;
+    let steps = train::total_steps(config, train.len());
+    let mut whole = config.clone();
+    whole.train.max_steps = 0;
+    let notes = schedule_fits(args, config, steps, train::total_steps(&whole, train.len()))?;
     let place = rank.map_or(Place::ALONE, Rank::place);
     place.check(config).map_err(CliError::input)?;
     if place.stage == Stage::Three && args.sample.sample_every.is_some() {
@@ -548,10 +644,18 @@ fn descend(
             )?;
             (way, plan)
         }
-        (asked, memory) => memory::choose(asked, memory.unwrap_or(free), runtime, |way| {
-            let shape = shape.recomputing(way);
-            plan_of(shape).map_err(CliError::input)
-        })?,
+        (asked, memory) => {
+            // Ranks of one process share what it may take beside its runtime.
+            let together = rank.map_or(1, Rank::together);
+            let share = |all: u64| match all.checked_sub(runtime) {
+                Some(beside) => beside / together + runtime,
+                None => all,
+            };
+            memory::choose(asked, memory.map_or(free, share), runtime, |way| {
+                let shape = shape.recomputing(way);
+                plan_of(shape).map_err(CliError::input)
+            })?
+        }
     };
     let _files = match data {
         Some(data) => plan_token_files(&mut plan, data),
@@ -573,6 +677,9 @@ fn descend(
     }
     if first {
         make_room(args)?;
+    }
+    if !quiet && !args.resume {
+        notes.iter().for_each(|note| term::note(note));
     }
     let stop = crate::stop::on_signals()?;
     let tokenizer = material.tokenizer.to_bytes();
