@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{panic, thread};
 
 /// What work may take.
@@ -21,7 +21,7 @@ pub struct Bounds {
     pub held: usize,
     /// Bytes on the heap in all, given back or not: they take time to write.
     pub written: usize,
-    /// From its start to its end.
+    /// From its start to its end, in which a stop of the whole program does not count.
     pub time: Duration,
 }
 
@@ -57,7 +57,7 @@ pub fn within<T: Send + 'static>(
         // Whoever waited may have gone.
         let _ = done.send(result);
     });
-    let start = Instant::now();
+    let mut looks = bounds.time.as_millis();
     loop {
         match result.recv_timeout(LOOK) {
             Ok(result) => return Ok(result),
@@ -68,10 +68,8 @@ pub fn within<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) if meter.beyond.load(Relaxed) => {
                 return Err(Beyond::Memory);
             }
-            Err(RecvTimeoutError::Timeout) if start.elapsed() > bounds.time => {
-                return Err(Beyond::Time);
-            }
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) if looks == 0 => return Err(Beyond::Time),
+            Err(RecvTimeoutError::Timeout) => looks -= 1,
         }
     }
 }

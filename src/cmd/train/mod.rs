@@ -92,7 +92,8 @@ pub struct TrainArgs {
     /// Files of the validation side, of the kind of --text, else of --chat
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data")]
     pub valid: Vec<PathBuf>,
-    /// Share of the documents that validates where there is no --valid
+    /// Share of the documents that validates where there is no --valid: one at least, or the end of a
+    /// single text
     #[arg(long, value_name = "X", default_value_t = 0.05, conflicts_with = "data")]
     pub valid_share: f64,
     /// Tokens that a pack of documents holds [default: 1024, or the model's context]
