@@ -121,6 +121,40 @@ fn refused(ran: &Ran, facts: &[&str]) {
 }
 
 #[test]
+fn a_token_folder_of_a_models_own_tokenizer_goes_on_from_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (llama, folder) = (model("llama"), place.path().join("data"));
+    let (folder, out) = (words(&folder), place.path().join("out"));
+    works(&[
+        "data",
+        "prepare",
+        "--messages",
+        "300",
+        "--tokenizer",
+        &llama,
+        "--max-len",
+        "24",
+        "--out",
+        folder,
+    ]);
+    let shown = works(&["data", "inspect", folder, "--verify"]).out;
+    assert!(shown.contains("a model's own"), "{shown}");
+    let rest = ["--data", folder, "--max-steps", "3", "--warmup-steps", "1"];
+    let trained = |init: &str, out: &Path, more: &[&str]| {
+        json(&[&["train", "--init", init, "--out", words(out)][..], &rest, more].concat())
+    };
+    let losses = trained(&llama, &out, &[]);
+    assert_eq!(losses["steps"], 3, "{losses}");
+    trained(&llama, &place.path().join("adapted"), &["--lora", "rank=2"]);
+    // What it became has the same words.
+    trained(words(&out), &place.path().join("further"), &[]);
+    // Another model's words are refused.
+    let refused_by =
+        autoreg(&["train", "--init", &model("gemma3"), "--data", folder, "--out", "no"]);
+    refused(&refused_by, &["another tokenizer", "--tokenizer"]);
+}
+
+#[test]
 fn a_single_text_and_few_conversations_have_a_validation_side() {
     let place = tempfile::tempdir().unwrap();
     let (file, lines) = (place.path().join("notes.txt"), place.path().join("talk.jsonl"));

@@ -1,5 +1,6 @@
 //! `autoreg data`: prepare a data set, inspect one. Words and pictures only; the work is in `corpus`.
 
+use crate::cmd::init::Init;
 use crate::cmd::json;
 use crate::error::CliError;
 use crate::term;
@@ -47,6 +48,7 @@ Examples:
   autoreg data prepare emails.csv --out DATA                 columns file and message
   autoreg data prepare notes.jsonl --column text --group-by field:author --out DATA
   autoreg data prepare MAIL --group-by thread --vocab bpe --vocab-size 8000 --out DATA
+  autoreg data prepare MAIL --tokenizer model.gguf --max-len 512 --out DATA
   autoreg data prepare --messages 5000 --out DATA            synthetic business mail")]
 struct PrepareArgs {
     /// Files and folders to read; without any, synthetic business mail is generated.
@@ -80,6 +82,11 @@ struct PrepareArgs {
     /// The kind of vocabulary.
     #[arg(long, value_enum, default_value_t = VocabArg::Words)]
     vocab: VocabArg,
+    /// Take the tokenizer of this model (a GGUF file, a Hugging Face folder or a run folder) instead of
+    /// learning a vocabulary, so that `train --init MODEL --data DATA` goes on from it; --max-len counts
+    /// what the model puts before and behind a text.
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["vocab", "vocab_size"])]
+    tokenizer: Option<PathBuf>,
     /// Entries of the vocabulary, `<pad> <unk> <bos> <eos>` counted [default: 4000; for synthetic mail
     /// whose text gives fewer words, nine tenths of them].
     #[arg(long, value_name = "N")]
@@ -191,6 +198,13 @@ pub fn run(args: DataArgs) -> Result<(), CliError> {
 
 fn prepare(args: &PrepareArgs) -> Result<(), CliError> {
     let mut options = args.options();
+    if let Some(model) = &args.tokenizer {
+        let init = Init::open(model)?;
+        let mut specials = init.tokenizer.specials();
+        specials.eos = init.ends.first().copied().or(specials.eos);
+        options.vocabulary = VocabularyKind::Given;
+        options.tokenizer = Some(init.tokenizer.with_specials(specials));
+    }
     let stop = crate::stop::on_signals()?;
     let mut progress = Terminal::new(Arc::clone(&stop));
     let mut report = corpus::prepare(&options, &mut progress);
@@ -218,7 +232,7 @@ fn prepare(args: &PrepareArgs) -> Result<(), CliError> {
 fn fitting(kind: VocabularyKind, possible: usize) -> usize {
     match kind {
         VocabularyKind::Words => possible - possible / 10,
-        VocabularyKind::Bpe => possible,
+        VocabularyKind::Bpe | VocabularyKind::Given => possible,
     }
 }
 
@@ -351,16 +365,16 @@ fn summary(manifest: &Manifest) -> String {
     let kind = match v.kind {
         VocabularyKind::Words => "words",
         VocabularyKind::Bpe => "byte-level BPE",
+        VocabularyKind::Given => "a model's own",
+    };
+    let distinct = match v.kind {
+        VocabularyKind::Given => String::new(),
+        _ => format!(", {} distinct in train", v.distinct_in_train),
     };
     let _ = writeln!(
         out,
-        "vocabulary: {} entries ({kind}, {} distinct in train); cap {} tokens; seed {}; {} groups by {}",
-        v.size,
-        v.distinct_in_train,
-        manifest.max_len,
-        manifest.seed,
-        manifest.groups,
-        manifest.group_by
+        "vocabulary: {} entries ({kind}{distinct}); cap {} tokens; seed {}; {} groups by {}",
+        v.size, manifest.max_len, manifest.seed, manifest.groups, manifest.group_by
     );
     let _ = writeln!(
         out,

@@ -529,8 +529,8 @@ fn same_words(init: &Init, data: &Dataset) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::input(format!(
-        "{} was prepared with another tokenizer than the model of --init has; give the texts \
-         themselves with --text",
+        "{} was prepared with another tokenizer than the model of --init has; prepare it with \
+         `data prepare --tokenizer`, or give the texts themselves with --text",
         data.dir().display()
     )))
 }

@@ -53,19 +53,24 @@ pub fn prepare(options: &Options, progress: &mut dyn Progress) -> Result<Report,
     let staging = Staging::begin(&options.out, options.existing)?;
     let input = read_all(options, &staging, progress)?;
     let plan = assign(options, &input.ingested, &staging, progress)?;
-    let counts = count(options, &input.ingested, &plan, progress)?;
-    let tokenizer = match options.vocabulary {
-        VocabularyKind::Words => train_words(&counts, options.vocab_size)?,
-        VocabularyKind::Bpe => train_bpe(&counts, options.vocab_size)?,
+    let (tokenizer, distinct_in_train) = match &options.tokenizer {
+        Some(given) => (given.clone(), 0),
+        None => {
+            let counts = count(options, &input.ingested, &plan, progress)?;
+            let learnt = match options.vocabulary {
+                VocabularyKind::Bpe => train_bpe(&counts, options.vocab_size)?,
+                _ => train_words(&counts, options.vocab_size)?,
+            };
+            (learnt, counts.len())
+        }
     };
     let mut manifest = manifest(options, input.numbers, input.sources, input.skipped);
     manifest.vocabulary = VocabularyInfo {
         kind: options.vocabulary,
         size: tokenizer.vocab_size(),
-        distinct_in_train: counts.len(),
+        distinct_in_train,
         sha256: tokenizer.sha256().to_owned(),
     };
-    drop(counts);
     manifest.near_duplicates = plan.near_report(options);
     let place = write::Place { dir: staging.dir(), memory: options.memory };
     write::write(&input.ingested, &plan, &tokenizer, place, &mut manifest, progress)?;
@@ -258,8 +263,8 @@ fn count(
     ingested.spill.for_each(|i, row, text| {
         if plan.side(row) == Side::Train {
             match options.vocabulary {
-                VocabularyKind::Words => counts.add_words(text, options.max_len - 1),
                 VocabularyKind::Bpe => counts.add_pieces(text),
+                _ => counts.add_words(text, options.max_len - 1),
             }
         }
         progress.done(i as u64);

@@ -3,6 +3,7 @@
 use crate::{Error, mail::Quotes, source::Format};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf, str::FromStr};
+use tokenizer::Tokenizer;
 
 /// Where messages come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +77,8 @@ pub enum VocabularyKind {
     Words,
     /// Byte-level BPE.
     Bpe,
+    /// A model's own, which was not learnt here.
+    Given,
 }
 
 /// What happens to near-duplicates on two sides.
@@ -122,6 +125,9 @@ pub struct Options {
     pub vocabulary: VocabularyKind,
     /// Its entries, special tokens counted.
     pub vocab_size: usize,
+    /// A model's tokenizer, with [`VocabularyKind::Given`]: a message stands between what it puts before
+    /// a text, if anything, and its end token.
+    pub tokenizer: Option<Tokenizer>,
     /// The cap in tokens, `<bos>` and `<eos>` counted.
     pub max_len: usize,
     /// Whether what others wrote stays.
@@ -147,6 +153,7 @@ impl Options {
             seed: 0,
             vocabulary: VocabularyKind::default(),
             vocab_size: 4000,
+            tokenizer: None,
             max_len: 64,
             quotes: Quotes::default(),
             near_duplicates: NearDuplicates::default(),

@@ -1,6 +1,6 @@
 //! Last pass: ids of the three sides, the groups, the tokenizer and the manifest.
 
-use super::{Plan, Progress, Stage, ingest::Ingested, probe, stop_if_cancelled};
+use super::{Plan, Progress, Stage, VocabularyKind, ingest::Ingested, probe, stop_if_cancelled};
 use crate::{
     Error, Manifest, Side, TokenBody, TokenWriter,
     bits::Bits,
@@ -90,7 +90,12 @@ fn encode(
         |side: Side| TokenWriter::create(&dir.join(side.file_name()), vocab_size, max_len as u32);
     let mut writers = [create(Side::Train)?, create(Side::Valid)?, create(Side::Test)?];
     let specials = tokenizer.specials();
-    let (bos, eos) = (specials.bos.unwrap_or(2), specials.eos.unwrap_or(3));
+    // Another model's texts may begin with nothing, or end so.
+    let given = manifest.vocabulary.kind == VocabularyKind::Given;
+    let (before, eos) = match given {
+        true => (tokenizer.put_before(), specials.eos),
+        false => (vec![specials.bos.unwrap_or(2)], Some(specials.eos.unwrap_or(3))),
+    };
     let width = max_len.div_ceil(BINS).max(1);
     progress.begin(Stage::Encode, ingested.spill.len() as u64);
     let mut ids = Vec::with_capacity(max_len);
@@ -102,11 +107,11 @@ fn encode(
             return Ok(());
         }
         ids.clear();
-        ids.push(bos);
-        ids.extend(tokenizer.encode_at_most(text, max_len - 1));
-        let truncated = ids.len() == max_len;
+        ids.extend(&before);
+        ids.extend(tokenizer.encode_at_most(text, max_len.saturating_sub(before.len())));
+        let truncated = ids.len() >= max_len;
         if !truncated {
-            ids.push(eos);
+            ids.extend(eos);
         }
         let side = plan.side(row);
         let group = index[row.group as usize];
