@@ -63,6 +63,10 @@ pub fn verify(run: &Path, threads: Option<usize>, tells: bool) -> Result<Vec<Row
     }
     let place = Scratch::new()?;
     let Some(trial) = Trial::of(run, &place)? else {
+        term::note(
+            "resumption and stages are not checked: that takes a run that trains a whole network, and \
+             this one is of adapters alone, or counts",
+        );
         return Ok(rows);
     };
     let all = team(threads)?;

@@ -152,7 +152,8 @@ pub(crate) fn side_files(
         [one] => json!(one),
         several => json!(several),
     };
-    config.insert("bos_token_id".to_owned(), json!(specials.bos));
+    let bos = words.bos_token.and_then(|name| words.tokenizer.id(name)).or(specials.bos);
+    config.insert("bos_token_id".to_owned(), json!(bos));
     config.insert("eos_token_id".to_owned(), eos.clone());
     config.insert("pad_token_id".to_owned(), json!(specials.pad));
     let of = |id: Option<u32>| id.and_then(|id| words.tokenizer.token(id));
@@ -165,7 +166,7 @@ pub(crate) fn side_files(
         "chat_template": words.chat_template,
         "clean_up_tokenization_spaces": false,
     });
-    let generation = json!({ "bos_token_id": specials.bos, "eos_token_id": eos });
+    let generation = json!({ "bos_token_id": bos, "eos_token_id": eos });
     let text = |value: &Value| serde_json::to_vec_pretty(value).unwrap_or_default();
     [
         (CONFIG, text(&Value::Object(config))),

@@ -47,6 +47,8 @@ fn config(keys: &Keys<'_>) -> Result<TransformerConfig, Error> {
     let soft_cap = ("final_logit_softcapping", "final_logit_softcapping");
     config.final_logit_softcapping = keys.number(soft_cap)?.map(|limit| limit as f32);
     config.query_pre_attn_scalar = match keys.number(("", "query_pre_attn_scalar"))? {
+        // A folder that does not say means what transformers takes; a GGUF file has no word for it.
+        None if matches!(keys, Keys::Folder { .. }) => Some(256.0),
         None if config.num_hidden_layers == LAYERS_27B => {
             Some(config.hidden_size as f64 / config.num_attention_heads as f64)
         }

@@ -1,6 +1,6 @@
 //! Aligned, zeroed memory that is charged to an account: the one way to large memory.
 
-use crate::book::{Account, Charge};
+use crate::book::{Account, Charge, snapshot};
 use crate::plan::Spec;
 use crate::resident::Place;
 use bytemuck::Pod;
@@ -11,9 +11,10 @@ use std::ops::{Deref, DerefMut};
 /// Memory could not be had.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot allocate {bytes} bytes for {name} ({}): {source}; a smaller batch, a shorter length or \
-     fewer threads need less",
-    account.name()
+    "cannot allocate {bytes} bytes for {name} ({}): {source}; held are {}; {} less",
+    account.name(),
+    held(),
+    needs(*account)
 )]
 pub struct Error {
     /// The line of the plan.
@@ -24,6 +25,31 @@ pub struct Error {
     pub bytes: u64,
     /// What the system said.
     pub source: std::io::Error,
+}
+
+/// What is held by account, in one line.
+fn held() -> String {
+    let current = snapshot().current;
+    let accounts = Account::ALL.into_iter().zip(current).filter(|&(_, bytes)| bytes > 0);
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let all: Vec<String> = accounts
+        .map(|(account, bytes)| format!("{} {:.1} MiB", account.name(), mib(bytes)))
+        .collect();
+    if all.is_empty() { "no other buffers".to_owned() } else { all.join(", ") }
+}
+
+/// What makes an account smaller.
+fn needs(account: Account) -> &'static str {
+    match account {
+        Account::Weights | Account::Master | Account::Gradients | Account::Optimizer => {
+            "a smaller model needs, or adapters alone (--lora) or more ranks (--zero) in training need"
+        }
+        Account::KvCache => "a shorter length, fewer sequences or --kv q8 need",
+        Account::Activations => "--recompute block, a smaller micro-batch or a shorter length need",
+        Account::Workspace | Account::Communication | Account::Data => {
+            "a smaller batch, a shorter length or fewer threads need"
+        }
+    }
 }
 
 /// `len` values of T, zero at birth, on pages of their own.
@@ -157,6 +183,21 @@ mod tests {
             assert!(resident[to] >= 4 << 20 && resident[from] <= 1 << 20, "{resident:?}");
         }
         drop(small);
+    }
+
+    #[test]
+    fn an_error_says_what_is_held_and_what_would_help() {
+        let held: Buffer<f32> = Buffer::new(&Spec::new("kept", Account::Data, 1 << 18)).unwrap();
+        for (account, lever) in [
+            (Account::Optimizer, "--lora"),
+            (Account::KvCache, "--kv q8"),
+            (Account::Activations, "--recompute block"),
+        ] {
+            let error = Buffer::<f32>::new(&Spec::new("w", account, 1 << 60)).unwrap_err();
+            let told = error.to_string();
+            assert!(told.contains(lever) && told.contains("data "), "{told}");
+        }
+        drop(held);
     }
 
     #[test]
