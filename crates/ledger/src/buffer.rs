@@ -147,7 +147,7 @@ mod tests {
         assert!(buffer.iter().all(|&x| x == 0.0) && buffer.len() == 1000);
         buffer[999] = 3.0;
         assert_eq!(crate::snapshot().current[Account::Communication as usize], before + 4000);
-        assert!(crate::snapshot().at_peak[Account::Communication as usize] >= 4000);
+        assert!(crate::snapshot().most[Account::Communication as usize] >= 4000);
         drop(buffer);
         assert_eq!(crate::snapshot().current[Account::Communication as usize], before);
     }
