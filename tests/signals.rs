@@ -189,6 +189,27 @@ fn killed_at_any_moment_it_goes_on_to_the_same_bits() {
     assert!(!stray(&run.out()) && !stray(&run.out().join("checkpoints")), "nothing stays behind");
 }
 
+/// Two processes would mix their files: the second one ends, whatever it was told to do.
+#[test]
+fn one_process_at_a_time_trains_into_a_folder() {
+    let whole = whole("3");
+    let run = Run::new("3");
+    let mut child = run.start(&["--quiet"]);
+    assert!(run.reaches(2, &mut child));
+    send("STOP", &child);
+    let before = fs::read(run.out().join("metrics.jsonl")).unwrap();
+    for words in [&[][..], &["--resume"], &["--force"], &["--resume", "--ranks", "2"]] {
+        let second = finish(&mut run.command(words));
+        second.refused(2, &["/run", &format!("another process ({})", child.id()), "--out"]);
+    }
+    assert!(fs::read(run.out().join("metrics.jsonl")).unwrap() == before);
+    send("CONT", &child);
+    let (code, said) = ended(child);
+    assert_eq!(code, Some(0), "{said}");
+    Ended::of(&run.out()).same(&whole, "a second process");
+    assert!(!names(&run.out()).iter().any(|name| name.ends_with(".lock")));
+}
+
 /// A checkpoint that lost bytes is passed over, said once, and the one before is taken.
 #[test]
 fn a_damaged_checkpoint_is_passed_over() {

@@ -32,7 +32,7 @@ pub mod verify;
 mod verify_run;
 
 use crate::error::CliError;
-use crate::term::mib;
+use crate::term::{self, mib};
 use kernels::{Isa, KvKind, Team};
 use std::sync::Arc;
 
@@ -120,6 +120,19 @@ pub fn fit(plan: &ledger::Plan, what: &str, hint: &str) -> Result<(), CliError> 
         mib(needed),
         mib(free)
     )))
+}
+
+/// Holds an output folder, so that no other process writes into it.
+pub fn hold(out: &std::path::Path) -> Result<formats::Hold, CliError> {
+    let hold = formats::Hold::take(out).map_err(CliError::input)?;
+    if let Some(error) = &hold.doubt {
+        term::note(&format!(
+            "note: {}: no file can be locked there ({error}), so another process that writes into it \
+             would not be noticed",
+            out.display()
+        ));
+    }
+    Ok(hold)
 }
 
 /// Pretty JSON with a line end.

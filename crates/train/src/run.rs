@@ -341,7 +341,7 @@ fn train(
         trainer.set_loss_scale(state.loss_scale);
         tell(Event::Resumed(&state));
     } else {
-        let fresh = !dir.exists();
+        let fresh = formats::is_vacant(dir);
         begin(options, &mut trainer, &state).inspect_err(|_| {
             if fresh && place.rank == 0 {
                 drop(fs::remove_dir_all(dir));

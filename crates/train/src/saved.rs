@@ -349,7 +349,7 @@ pub(crate) fn learnt_file(config: &ModelConfig) -> &'static str {
 /// # Errors
 /// As the system says.
 pub fn write_count_model(dir: &Path, model: &Ngram, tokenizer: &[u8]) -> Result<(), Error> {
-    let fresh = !dir.exists();
+    let fresh = formats::is_vacant(dir);
     let write = || {
         fs::create_dir_all(dir).map_err(|source| Error::Io { path: dir.to_owned(), source })?;
         write_description(dir, &ModelConfig::Ngram(model.config().clone()), tokenizer)?;

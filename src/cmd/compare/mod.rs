@@ -100,7 +100,11 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     }
     let experiment = experiment(args)?;
     if args.force {
-        remove(&args.out)?;
+        may_be_replaced(&args.out)?;
+    }
+    let hold = crate::cmd::hold(&args.out)?;
+    if args.force {
+        hold.clear().map_err(|e| CliError::failed(format!("{}: {e}", args.out.display())))?;
     }
     let stop = crate::stop::on_signals()?;
     let folder = match &args.data {
@@ -170,18 +174,15 @@ fn audit(out: &Path) -> Result<Audit, CliError> {
     serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))
 }
 
-/// Removes a comparison; anything else is left alone.
-fn remove(out: &Path) -> Result<(), CliError> {
-    if !out.exists() {
+/// Refuses to replace anything but a comparison.
+fn may_be_replaced(out: &Path) -> Result<(), CliError> {
+    if formats::is_vacant(out) || out.join("experiment.toml").exists() {
         return Ok(());
     }
-    if !out.join("experiment.toml").exists() {
-        return Err(CliError::input(format!(
-            "{}: not a comparison, so --force does not replace it; give another --out",
-            out.display()
-        )));
-    }
-    fs::remove_dir_all(out).map_err(|e| CliError::failed(format!("{}: {e}", out.display())))
+    Err(CliError::input(format!(
+        "{}: not a comparison, so --force does not replace it; give another --out",
+        out.display()
+    )))
 }
 
 /// The generated data set inside the comparison's folder; made once.

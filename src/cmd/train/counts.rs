@@ -25,7 +25,7 @@ pub fn run(
     let (train, valid) = (data.side(Side::Train), data.side(Side::Valid));
     verify(data)?;
     let mut counter = Counter::new(ngram).map_err(CliError::input)?;
-    make_room(args)?;
+    let hold = make_room(args)?;
     let mut plan = Plan::default();
     let _files = plan_mapped(&mut plan, data);
     recorder.iter().for_each(|r| r.begin_step("counting"));
@@ -59,7 +59,7 @@ pub fn run(
     let known =
         recording::Known { parameters: Some(model.dense_parameters()), ..Default::default() };
     let (json, text) = told(args, config, data, &model, &trials, seconds);
-    Ok(Summary { json, text, ledger: (report, known) })
+    Ok(Summary { json, text, ledger: (report, known), hold })
 }
 
 /// Bytes of sequences.

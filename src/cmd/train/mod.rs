@@ -12,11 +12,12 @@ mod watch;
 
 use crate::cmd::documents::{self, Encoding, Files};
 use crate::cmd::init::{Init, Weights};
-use crate::cmd::{config_file, fit, json, recording, team};
+use crate::cmd::{config_file, fit, hold, json, recording, team};
 use crate::error::CliError;
 use crate::term::{self, Progress, mib, thousands};
 use clap::{Args, ValueEnum};
 use corpus::{Dataset, Side};
+use formats::Hold;
 use ledger::Report;
 use lora::AskedLora;
 pub use material::plan_token_files;
@@ -392,6 +393,7 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     write(&args.out.join(RESULT), &text)?;
     let (report, known) = summary.ledger;
     recording::write(&args.out, &format!("train {}", args.out.display()), &report, known)?;
+    drop(summary.hold);
     if args.ledger && !args.json {
         told += &recording::table(&report);
     }
@@ -399,18 +401,37 @@ fn run_one(args: &TrainArgs, rank: Option<&Rank>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Sees that the run folder may be made. A run that is there is removed when that was asked for;
-/// anything else is left alone. Called when nothing else can be wrong with the input.
-fn make_room(args: &TrainArgs) -> Result<(), CliError> {
+/// Holds the run folder against other processes, made where there is none. A run that is there is
+/// removed when that was asked for; anything else is left alone. Called when nothing else can be wrong
+/// with the input.
+fn make_room(args: &TrainArgs) -> Result<Option<Hold>, CliError> {
     let out = args.out.display();
-    if args.resume || !args.out.exists() {
-        return Ok(());
+    let there = !formats::is_vacant(&args.out);
+    if args.resume && !there {
+        return Ok(None);
     }
-    if !args.force {
-        return Err(CliError::input(format!(
-            "{out} exists; give --resume to go on, --force to replace it, or another --out"
-        )));
+    if there && !args.resume {
+        if !args.force {
+            // Whoever writes into it is a better reason than that it is there.
+            if args.out.join(formats::HOLD_FILE).exists() {
+                hold(&args.out)?;
+            }
+            return Err(CliError::input(format!(
+                "{out} exists; give --resume to go on, --force to replace it, or another --out"
+            )));
+        }
+        may_be_replaced(args)?;
     }
+    let hold = hold(&args.out)?;
+    if args.force {
+        hold.clear().map_err(|e| CliError::failed(format!("{out}: {e}")))?;
+    }
+    Ok(Some(hold))
+}
+
+/// Refuses to replace what no run has made, and what this run reads.
+fn may_be_replaced(args: &TrainArgs) -> Result<(), CliError> {
+    let out = args.out.display();
     only_a_run(args)?;
     for read in read_by(args) {
         let lies_in = |out: PathBuf| read.canonicalize().is_ok_and(|read| read.starts_with(out));
@@ -422,13 +443,14 @@ fn make_room(args: &TrainArgs) -> Result<(), CliError> {
             )));
         }
     }
-    std::fs::remove_dir_all(&args.out).map_err(|e| CliError::failed(format!("{out}: {e}")))
+    Ok(())
 }
 
 const RESULT: &str = "result.json";
 
 /// What a run writes into its folder; other files are somebody's.
-const RUN_FILES: [&str; 12] = [
+const RUN_FILES: [&str; 13] = [
+    formats::HOLD_FILE,
     train::CONFIG_FILE,
     train::ADAPTER_FILE,
     train::RECIPE_FILE,
@@ -489,6 +511,8 @@ struct Summary {
     json: serde_json::Value,
     text: String,
     ledger: (Report, recording::Known),
+    /// The run folder, held until all of it is written.
+    hold: Option<Hold>,
 }
 
 /// What a run reads.
@@ -676,9 +700,7 @@ fn descend(
     if let Some(sampler) = &sampler {
         plan.extend(sampler.plan(&config.model)?);
     }
-    if first {
-        make_room(args)?;
-    }
+    let hold = if first { make_room(args)? } else { None };
     if !quiet && !args.resume {
         notes.iter().for_each(|note| term::note(note));
     }
@@ -840,7 +862,7 @@ fn descend(
         what_if,
     };
     text.extend(company.map(|company| company.text()));
-    Ok(Summary { json, text, ledger: (report, known) })
+    Ok(Summary { json, text, ledger: (report, known), hold })
 }
 
 /// How training ended.
