@@ -97,6 +97,14 @@ impl Progress {
         }
     }
 
+    /// A line that stays and is more than progress: it comes where progress is quiet, too.
+    pub fn warn(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => note(text),
+        }
+    }
+
     /// Ends the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {

@@ -272,6 +272,9 @@ impl Work<'_> {
 }
 
 fn show(progress: &mut Progress, event: &Event) {
+    if let Event::PassedOver(error) = event {
+        progress.warn(&format!("checkpoint passed over: {error}"));
+    }
     if let Event::Step { state, total, report, .. } = event {
         progress.at(state.step, *total, || {
             let speed = state.tokens as f64 / state.seconds.max(1e-9);

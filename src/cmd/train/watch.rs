@@ -97,7 +97,7 @@ impl<'a> Watch<'a> {
         let path = path.or(self.tensorboard.take()).unwrap_or_default();
         let text = format!("note: {}: {error}; no more event files", path.display());
         match &self.screen {
-            Screen::Lines(progress) => progress.say(&text),
+            Screen::Lines(progress) => progress.warn(&text),
             Screen::Board(_) => {}
         }
         self.tensorboard = None;
@@ -155,6 +155,7 @@ fn line(progress: &mut Progress, event: &Event) {
             )
         }),
         Event::Sample { .. } => {}
+        Event::PassedOver(_) => told(event).iter().for_each(|text| progress.warn(text)),
         other => told(other).iter().for_each(|text| progress.say(text)),
     }
 }
