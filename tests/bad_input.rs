@@ -391,6 +391,32 @@ fn a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state() {
     assert!((loss - 200f64.ln()).abs() < 0.3, "{loss}");
 }
 
+/// Other data is no damage, whatever tensors its vocabulary would make.
+#[test]
+fn a_run_goes_on_with_its_own_data_alone() {
+    let (ran, folder) = train(SMALL, &["--max-steps", "2"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let place = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (run, config) = (place("run"), place("c.toml"));
+    let before = fs::read(folder.path().join("run/metrics.jsonl")).unwrap();
+    let resumed = |data: &str| {
+        let words = ["train", "--quiet", "--resume", "--max-steps", "2", "--config", &config];
+        autoreg(&[&words[..], &["--data", data, "--out", &run]].concat())
+    };
+    // Another vocabulary, and the same tokenizer over other text.
+    let sizes: [&[&str]; 2] = [&["--vocab-size", "150"], &["--tokenizer", &run]];
+    for (i, words) in sizes.iter().enumerate() {
+        let other = place(&format!("other{i}"));
+        let all =
+            ["data", "prepare", "--messages", "300", "--max-len", "24", "--group-by", "thread"];
+        works(&[&all[..], words, &["--out", &other]].concat());
+        let said = [&run, "trains on", data(), "(hash ", &other, "other data", "--out"];
+        resumed(&other).refused(2, &said);
+    }
+    assert!(fs::read(folder.path().join("run/metrics.jsonl")).unwrap() == before);
+    assert_eq!(resumed(data()).code, Some(0));
+}
+
 #[test]
 fn a_run_folder_is_replaced_only_when_told_and_only_a_run() {
     let (ran, folder) = train(SMALL, &["--max-steps", "2"]);
@@ -404,7 +430,8 @@ fn a_run_folder_is_replaced_only_when_told_and_only_a_run() {
     };
     let before = fs::read(run.join("model.safetensors")).unwrap();
     again(&[]).refused(2, &[out, "exists", "--resume", "--force"]);
-    again(&["--resume", "--seed", "5"]).refused(2, &[out, "other settings"]);
+    again(&["--resume", "--seed", "5"])
+        .refused(2, &[out, "other settings", "train.seed was 0 and is 5"]);
     // What is refused must not have cost the old run.
     again(&["--force", "--threads", "0"]).refused(2, &["--threads 0"]);
     again(&["--force", "--epochs", "0"]).refused(2, &["epochs is 0"]);

@@ -252,6 +252,7 @@ impl<'a> Trial<'a> {
             valid: &self.data,
             tokenizer: b"{}",
             data_hash: "invented",
+            data_name: "invented data",
             dir: &dir,
             resume,
             team,

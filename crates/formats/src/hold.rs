@@ -72,8 +72,8 @@ impl Hold {
             };
             // Another process may have dropped its hold, and the file with it, before this lock.
             if doubt.is_some() || is_at(&file, &path) {
-                file.set_len(0).map_err(io)?;
-                write!(&file, "{}", std::process::id()).map_err(io)?;
+                // For the message of others; a full disk is no reason to stop.
+                drop(file.set_len(0).and_then(|()| write!(&file, "{}", std::process::id())));
                 return Ok(Hold { folder: folder.to_owned(), file, made, doubt });
             }
         }

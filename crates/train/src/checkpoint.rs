@@ -252,6 +252,15 @@ pub(crate) fn any(run: &Path) -> bool {
     !list(&run.join(FOLDER)).is_empty()
 }
 
+/// What the newest checkpoint that can be asked says of its run.
+pub(crate) fn newest_state(run: &Path) -> Option<State> {
+    let state = |path: PathBuf| {
+        let text = fs::read(path.join("state.json")).ok()?;
+        Some(serde_json::from_slice::<Manifest>(&text).ok()?.state)
+    };
+    list(&run.join(FOLDER)).into_iter().rev().find_map(state)
+}
+
 /// Loads the newest whole checkpoint into `trainer`, whoever wrote it: as many ranks as now, others,
 /// or one process. `skipped` hears of damaged ones. None when there is none.
 ///

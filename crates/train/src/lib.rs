@@ -26,8 +26,8 @@ pub use muon::Muon;
 pub use optimizer::{AdamW, Applied, learning_rate};
 pub use precision::{LossScale, Precision};
 pub use run::{
-    CurvePoint, Error, Event, Outcome, RankOutcome, RunOptions, Start, State, check, collectives,
-    resumable, run, run_from, run_ranks, total_steps,
+    CurvePoint, DataMark, Error, Event, Outcome, RankOutcome, RunOptions, Start, State, check,
+    collectives, resumable, run, run_from, run_ranks, total_steps,
 };
 pub use saved::{
     ADAPTER_FILE, CONFIG_FILE, Error as SavedError, RECIPE_FILE, SavedModel, TOKENIZER_FILE,

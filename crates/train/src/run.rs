@@ -12,6 +12,7 @@ use kernels::Team;
 use models::{Model, Recompute};
 use ranks::{Collective, Traffic};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -73,6 +74,14 @@ pub enum Error {
     /// Resumption was asked for where nothing is.
     #[error("{0}: no checkpoint to resume from; leave --resume away to start")]
     NothingToResume(PathBuf),
+    /// Resumption was asked for where every checkpoint is damaged.
+    #[error("{path}: none of its {count} checkpoints holds; start anew with --force")]
+    AllDamaged {
+        /// The run folder.
+        path: PathBuf,
+        /// Its checkpoints.
+        count: usize,
+    },
     /// Another run's folder.
     #[error(
         "{path}: this run was started with other settings ({what}); give them again, or another folder"
@@ -81,7 +90,20 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
         /// What differs.
-        what: &'static str,
+        what: String,
+    },
+    /// A run over other data.
+    #[error(
+        "{path}: this run trains on {was}, and {is} is other data; give the run's own, or begin another \
+         run with another --out"
+    )]
+    OtherData {
+        /// The folder.
+        path: PathBuf,
+        /// The data that it was started with.
+        was: DataMark,
+        /// The data that it is given now.
+        is: DataMark,
     },
 }
 
@@ -96,6 +118,21 @@ pub struct CurvePoint {
     pub train_loss: f64,
     /// Validation loss, nats/token.
     pub valid_loss: f64,
+}
+
+/// What a run's data is called, and its hash.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataMark {
+    /// Its name.
+    pub name: String,
+    /// Its hash.
+    pub hash: String,
+}
+
+impl fmt::Display for DataMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (hash {})", self.name, self.hash)
+    }
 }
 
 /// Where a run stands: with weights and moments, all that resumption needs.
@@ -128,6 +165,9 @@ pub struct State {
     pub curve: Vec<CurvePoint>,
     /// Hash of configuration and data.
     pub identity: String,
+    /// The data; nothing in checkpoints of before.
+    #[serde(default)]
+    pub data: DataMark,
     /// Steps whose scaled gradient overflowed, in half precision.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub overflowed: u64,
@@ -153,6 +193,8 @@ pub struct RunOptions<'a> {
     pub tokenizer: &'a [u8],
     /// A hash that names the data.
     pub data_hash: &'a str,
+    /// What the data is called.
+    pub data_name: &'a str,
     /// The run folder.
     pub dir: &'a Path,
     /// Whether to go on from the newest checkpoint.
@@ -325,19 +367,21 @@ fn train(
     shared.map_or(Ok(()), |shared| same_everywhere(shared, options))?;
     let shape = BatchShape::of_place(recipe, train, valid, place).recomputing(start.recompute);
     let identity = identity(options);
+    if options.resume {
+        let first = place.rank == 0;
+        everywhere(shared, if first { same_run(options, &identity) } else { Ok(()) })?;
+    }
     let made = match (start.model, shared) {
         (model, Some(shared)) => Trainer::of_ranks(model, config, shape, team, shared),
         (Some(model), None) => Trainer::of(model, recipe, shape, team),
         (None, None) => Trainer::new(config, shape, team),
     };
     let mut trainer = made?;
-    let mut state = State { identity: identity.clone(), ..State::default() };
+    let mut state = State { identity, data: data_of(options), ..State::default() };
     if options.resume {
         let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)))?;
-        state = found.ok_or_else(|| Error::NothingToResume(dir.to_owned()))?;
-        if state.identity != identity {
-            return Err(Error::OtherRun { path: dir.to_owned(), what: "configuration or data" });
-        }
+        let (path, count) = (dir.to_owned(), checkpoint::checkpoints(dir).len());
+        state = found.ok_or(Error::AllDamaged { path, count })?;
         trainer.set_loss_scale(state.loss_scale);
         tell(Event::Resumed(&state));
     } else {
@@ -540,6 +584,46 @@ pub fn check(
         )));
     }
     Ok(())
+}
+
+/// Whether a run folder's newest checkpoint that can be asked is of this configuration and data. Asked
+/// before anything is read of it: tensors of another configuration would look like damage.
+fn same_run(options: &RunOptions, identity: &str) -> Result<(), Error> {
+    let path = options.dir.to_owned();
+    if !checkpoint::any(&path) {
+        return Err(Error::NothingToResume(path));
+    }
+    let Some(state) = checkpoint::newest_state(&path).filter(|s| s.identity != identity) else {
+        return Ok(());
+    };
+    let is = data_of(options);
+    // Other data often makes other settings, the size of the vocabulary among them.
+    if state.data != DataMark::default() && state.data.hash != is.hash {
+        return Err(Error::OtherData { path, was: state.data, is });
+    }
+    let was = saved::read_recipe(&path)?.and_then(|config| serde_json::to_value(config).ok());
+    let is = serde_json::to_value(options.config).unwrap_or_default();
+    let what = was.and_then(|was| difference("", &was, &is));
+    let what = what.unwrap_or_else(|| "the data, or a setting that is not written down".to_owned());
+    Err(Error::OtherRun { path, what })
+}
+
+/// The first value that differs, by its name.
+fn difference(name: &str, was: &serde_json::Value, is: &serde_json::Value) -> Option<String> {
+    let (Some(was), Some(is)) = (was.as_object(), is.as_object()) else {
+        return (was != is).then(|| format!("{name} was {was} and is {is}"));
+    };
+    let none = serde_json::Value::Null;
+    let keys = was.keys().chain(is.keys().filter(|key| !was.contains_key(*key)));
+    keys.map(|key| {
+        let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+        difference(&name, was.get(key).unwrap_or(&none), is.get(key).unwrap_or(&none))
+    })
+    .find_map(|difference| difference)
+}
+
+fn data_of(options: &RunOptions) -> DataMark {
+    DataMark { name: options.data_name.to_owned(), hash: hash_of(options.data_hash) }
 }
 
 fn identity(options: &RunOptions) -> String {

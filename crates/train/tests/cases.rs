@@ -210,7 +210,10 @@ fn the_newest_whole_checkpoint_is_resumed() {
     let other =
         TrainConfig { train: Recipe { learning_rate: 1e-4, ..config.train.clone() }, ..config };
     let opts = options(&other, (&data, &valid), &dir, true, &team, &never);
-    assert!(matches!(run(&opts, &mut |_| {}), Err(train::Error::OtherRun { .. })));
+    let error = run(&opts, &mut |_| {}).unwrap_err();
+    assert!(
+        matches!(&error, train::Error::OtherRun { what, .. } if what.contains("learning_rate"))
+    );
 }
 
 /// A loss that is no number stops the run; the last good checkpoint is kept and named.

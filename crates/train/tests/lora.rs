@@ -126,6 +126,7 @@ fn a_run_learns_adapters_alone_and_resumes_to_the_bit() {
                 valid: &valid,
                 tokenizer: b"{}",
                 data_hash: "d",
+                data_name: "data",
                 dir: &dir,
                 resume,
                 team: &team,

@@ -60,6 +60,7 @@ fn one(ask: Ask, shared: &Shared) -> (Result<RankOutcome, Error>, Vec<String>) {
     let sides = (&train, &valid);
     let options = RunOptions {
         data_hash: (ask.data_hash)(shared.ranks.rank()),
+        data_name: "data",
         ..options(ask.config, sides, ask.dir, ask.resume, &team, &stop)
     };
     let mut passed_over = Vec::new();

@@ -5,7 +5,7 @@ mod arms;
 mod facts;
 mod worker;
 
-pub use facts::{description, machine};
+pub use facts::{data_hash, description, machine};
 pub use worker::WorkerArgs;
 
 use crate::cmd::json;

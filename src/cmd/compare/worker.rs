@@ -134,12 +134,14 @@ impl Work<'_> {
         let _files = crate::cmd::train::plan_token_files(&mut plan, self.data);
         let tokenizer = self.data.tokenizer().to_bytes();
         let hash = super::facts::data_hash(self.data.manifest());
+        let name = self.data.dir().display().to_string();
         let options = RunOptions {
             config: &self.config,
             train,
             valid,
             tokenizer: &tokenizer,
             data_hash: &hash,
+            data_name: &name,
             dir: &self.dir,
             resume: train::resumable(&self.dir),
             team: &team,

@@ -10,6 +10,7 @@ mod sample;
 mod tensorboard;
 mod watch;
 
+use crate::cmd::compare::data_hash;
 use crate::cmd::documents::{self, Encoding, Files};
 use crate::cmd::init::{Init, Weights};
 use crate::cmd::{config_file, fit, hold, json, recording, team};
@@ -522,6 +523,8 @@ struct Material<'a> {
     tokenizer: &'a Tokenizer,
     /// Names the data, and the model that is gone on from.
     hash: String,
+    /// The same for people.
+    name: String,
     synthetic: bool,
     /// Bytes of documents.
     documents: u64,
@@ -545,6 +548,12 @@ fn read_documents(args: &TrainArgs, init: &Init, quiet: bool) -> Result<document
         read.notes.iter().for_each(|note| term::note(note));
     }
     Ok(read)
+}
+
+/// Paths, one after another.
+fn names<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> String {
+    let names: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+    names.join(", ")
 }
 
 /// Whether a data set's ids mean to the model what they mean there.
@@ -613,6 +622,10 @@ fn descend(
     let weights = init.as_mut().map(Init::take_weights);
     let mut from = weights.as_ref().map_or(Ok(String::new()), Weights::digest)?;
     from.extend(args.lora.iter().map(|lora| format!("{lora:?}")));
+    let with_init = |data: String| match &args.init {
+        Some(init) => format!("{data} from {}", init.display()),
+        None => data,
+    };
     let read;
     let material = match (data, &init) {
         (Some(data), _) => {
@@ -622,7 +635,8 @@ fn descend(
                 train: data.side(Side::Train),
                 valid: data.side(Side::Valid),
                 tokenizer: data.tokenizer(),
-                hash: format!("{}{from}", data.tokenizer().sha256()),
+                hash: format!("{}{from}", data_hash(data.manifest())),
+                name: with_init(data.dir().display().to_string()),
                 synthetic: data.manifest().synthetic,
                 documents: 0,
             }
@@ -634,6 +648,7 @@ fn descend(
                 valid: &read.valid,
                 tokenizer: &init.tokenizer,
                 hash: format!("{}{from}", read.hash),
+                name: with_init(names(args.text.iter().chain(&args.chat).chain(&args.valid))),
                 synthetic: false,
                 documents: read.train.bytes() + read.valid.bytes(),
             }
@@ -713,6 +728,7 @@ fn descend(
         valid,
         tokenizer: &tokenizer,
         data_hash: &material.hash,
+        data_name: &material.name,
         dir: &args.out,
         resume: args.resume,
         team: &team,

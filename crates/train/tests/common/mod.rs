@@ -45,5 +45,16 @@ pub fn options<'a>(
     team: &'a Arc<Team>,
     stop: &'a AtomicUsize,
 ) -> RunOptions<'a> {
-    RunOptions { config, train, valid, tokenizer: b"{}", data_hash: "d", dir, resume, team, stop }
+    RunOptions {
+        config,
+        train,
+        valid,
+        tokenizer: b"{}",
+        data_hash: "d",
+        data_name: "data",
+        dir,
+        resume,
+        team,
+        stop,
+    }
 }
