@@ -417,6 +417,46 @@ fn a_run_goes_on_with_its_own_data_alone() {
     assert_eq!(resumed(data()).code, Some(0));
 }
 
+/// What is needed at the end is looked at before the beginning.
+#[test]
+fn weights_that_are_missing_or_damaged_are_told_before_anything_is_done() {
+    let often = ["--max-steps", "4", "--eval-every", "2", "--checkpoint-every", "1"];
+    let (ran, folder) = train(SMALL, &often);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let place = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (run, config) = (place("run"), place("c.toml"));
+    let newest = folder.path().join("run/checkpoints/step-000000004");
+    fs::remove_dir_all(newest).unwrap();
+    let weights = folder.path().join("run/model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    let resumed = || {
+        let words = ["train", "--quiet", "--resume", "--config", &config, "--data", data()];
+        autoreg(&[&words[..], &often, &["--out", &run]].concat())
+    };
+    // Another run's folder, which --force would replace.
+    let (ran, beside) = train(SMALL, &["--max-steps", "2"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let old = beside.path().join("run");
+    let from = || {
+        let words = ["train", "--quiet", "--force", "--init", &run, "--data", data(), "--out"];
+        autoreg(&[&words[..], &[old.to_str().unwrap()]].concat())
+    };
+    let before = fs::read(old.join("model.safetensors")).unwrap();
+    let damages: [(&dyn Fn(), &str); 3] = [
+        (&|| fs::remove_file(&weights).unwrap(), "No such file"),
+        (&|| fs::write(&weights, &whole[..whole.len() / 2]).unwrap(), "cut short"),
+        (&|| drop(fs::copy(data().to_owned() + "/manifest.json", &weights)), "cut short"),
+    ];
+    for (damage, said) in damages {
+        damage();
+        resumed().refused(2, &["model.safetensors", said, "best weights", "--force"]);
+        from().refused(2, &["model.safetensors", said]);
+    }
+    assert!(fs::read(old.join("model.safetensors")).unwrap() == before);
+    fs::write(&weights, &whole).unwrap();
+    assert_eq!(resumed().code, Some(0));
+}
+
 #[test]
 fn a_run_folder_is_replaced_only_when_told_and_only_a_run() {
     let (ran, folder) = train(SMALL, &["--max-steps", "2"]);

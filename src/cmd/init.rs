@@ -174,6 +174,15 @@ fn unpublished(path: &Path) -> CliError {
 }
 
 impl Weights {
+    /// Sees that the weights can be read: every tensor is there.
+    pub fn check(&self, config: &ModelConfig) -> Result<(), CliError> {
+        match &self.checkpoint {
+            // Seen when it was opened.
+            Some(_) => Ok(()),
+            None => train::check_weights(&self.path, config).map_err(CliError::input),
+        }
+    }
+
     /// Reads the weights and closes the files.
     pub fn load(self, threads: usize) -> Result<Model, CliError> {
         if let Some(checkpoint) = self.checkpoint {

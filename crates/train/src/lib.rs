@@ -31,8 +31,8 @@ pub use run::{
 };
 pub use saved::{
     ADAPTER_FILE, CONFIG_FILE, Error as SavedError, RECIPE_FILE, SavedModel, TOKENIZER_FILE,
-    WEIGHTS_FILE, digest_of, read_recipe, write_count_model, write_counts, write_description,
-    write_weights,
+    WEIGHTS_FILE, check_weights, digest_of, read_recipe, write_count_model, write_counts,
+    write_description, write_weights,
 };
 pub use trainer::{StepReport, Trainer};
 pub use zero::{Disagreement, Place, SentBytes, ShareError, Shared, Stage};

@@ -82,6 +82,17 @@ pub enum Error {
         /// Its checkpoints.
         count: usize,
     },
+    /// The best weights of a run that is resumed are not there any more.
+    #[error(
+        "{reason}; the run's best weights so far, those of step {step}, must be there: put the file \
+         back, or start anew with --force"
+    )]
+    BestLost {
+        /// What does not hold, and where.
+        reason: String,
+        /// Their step.
+        step: u64,
+    },
     /// Another run's folder.
     #[error(
         "{path}: this run was started with other settings ({what}); give them again, or another folder"
@@ -382,6 +393,11 @@ fn train(
         let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)))?;
         let (path, count) = (dir.to_owned(), checkpoint::checkpoints(dir).len());
         state = found.ok_or(Error::AllDamaged { path, count })?;
+        let best_holds = || match state.best_loss.is_some() && place.rank == 0 {
+            true => best_weights_hold(options, state.best_step),
+            false => Ok(()),
+        };
+        everywhere(shared, best_holds())?;
         trainer.set_loss_scale(state.loss_scale);
         tell(Event::Resumed(&state));
     } else {
@@ -606,6 +622,12 @@ fn same_run(options: &RunOptions, identity: &str) -> Result<(), Error> {
     let what = was.and_then(|was| difference("", &was, &is));
     let what = what.unwrap_or_else(|| "the data, or a setting that is not written down".to_owned());
     Err(Error::OtherRun { path, what })
+}
+
+/// Whether the best weights of before, which end the run unless better ones come, can be read.
+fn best_weights_hold(options: &RunOptions, step: u64) -> Result<(), Error> {
+    let checked = saved::check_weights(options.dir, &options.config.model);
+    checked.map_err(|error| Error::BestLost { reason: error.to_string(), step })
 }
 
 /// The first value that differs, by its name.

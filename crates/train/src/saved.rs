@@ -183,6 +183,19 @@ pub(crate) fn read_adapters(dir: &Path, config: &ModelConfig) -> Result<Model, E
     Ok(model)
 }
 
+/// Sees that a run folder's file of best weights is there and has every tensor that learns; reads none.
+///
+/// # Errors
+/// What does not hold.
+pub fn check_weights(dir: &Path, config: &ModelConfig) -> Result<(), Error> {
+    let layout = Model::layout_of(config)?;
+    let file = TensorFile::open(&dir.join(learnt_file(config)))?;
+    for spec in layout.specs().iter().filter(|spec| config.trains(&spec.name)) {
+        file.read_f32_from(&spec.name, Some(&spec.shape), 0, &mut [])?;
+    }
+    Ok(())
+}
+
 fn read_some(
     file: &TensorFile,
     to: &mut Parameters,

@@ -621,6 +621,11 @@ fn descend(
     let recorder = args.ledger.then(ledger::Recorder::start);
     let weights = init.as_mut().map(Init::take_weights);
     let mut from = weights.as_ref().map_or(Ok(String::new()), Weights::digest)?;
+    // A resumed run has weights of its own; adapters stand beside those of the model.
+    let weights = weights.filter(|_| !args.resume || args.lora.is_some());
+    if let Some(weights) = weights.as_ref().filter(|_| first) {
+        weights.check(&config.model)?;
+    }
     from.extend(args.lora.iter().map(|lora| format!("{lora:?}")));
     let with_init = |data: String| match &args.init {
         Some(init) => format!("{data} from {}", init.display()),
@@ -734,8 +739,7 @@ fn descend(
         team: &team,
         stop: &stop,
     };
-    // A checkpoint of adapters holds no other weights.
-    let model = match weights.filter(|_| !args.resume || args.lora.is_some()) {
+    let model = match weights {
         Some(weights) => {
             let threads = team.threads();
             Some(match Trainer::room(config, place).map_err(CliError::failed)? {
