@@ -1,10 +1,12 @@
 //! Training in 16 bits through the binary: memory by term, near the loss of f32, resumed, refused.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{SMALL, autoreg, data, json, works};
+use common::{SMALL, autoreg, copy, data, json, model, works};
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("a number: {value}"))
@@ -72,6 +74,68 @@ fn the_loss_is_near_that_of_f32_and_the_run_says_what_it_did() {
     autoreg(&[&words[..], &out].concat()).refused(2, &["other settings"]);
     let resumed = [&words[..], &out, &["--precision", "bf16", "--quiet"]].concat();
     works(&resumed);
+}
+
+/// Changes the values of one F32 tensor of a safetensors file.
+fn change(file: &Path, tensor: &str, change: impl Fn(f32) -> f32) {
+    let mut bytes = fs::read(file).unwrap();
+    let head = 8 + usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+    let header: Value = serde_json::from_slice(&bytes[8..head]).unwrap();
+    let at = |i: usize| {
+        let at = header[tensor]["data_offsets"][i].as_u64().unwrap_or_else(|| panic!("{header}"));
+        head + usize::try_from(at).unwrap()
+    };
+    for value in bytes[at(0)..at(1)].as_chunks_mut::<4>().0 {
+        *value = change(f32::from_le_bytes(*value)).to_le_bytes();
+    }
+    fs::write(file, bytes).unwrap();
+}
+
+/// What is not a number is told by where it comes from, not as a learning rate's fault.
+#[test]
+fn a_loss_that_is_no_number_is_told_by_its_cause() {
+    let temp = tempfile::tempdir().unwrap();
+    let again = |init: &Path, out: &str, words: &[&str]| {
+        let out = temp.path().join(out);
+        let fixed = ["train", "--quiet", "--max-steps", "2", "--data", data(), "--init"];
+        let paths = [init.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        autoreg(&[&fixed[..], &paths, words].concat())
+    };
+    let large = temp.path().join("large");
+    copy(model(), &large);
+    change(&large.join("model.safetensors"), "layers.0.mlp.up.weight", |w| w * 1e7);
+    let ran = again(&large, "f16", &["--precision", "f16"]);
+    ran.refused(1, &["step 1", "first in: layer 0 mlp", "65,504", "--precision bf16 or f32"]);
+    assert!(!ran.err.contains("--learning-rate"), "{}", ran.err);
+    assert_eq!(again(&large, "bf16", &["--precision", "bf16"]).code, Some(0));
+
+    let odd = temp.path().join("odd");
+    copy(model(), &odd);
+    change(&odd.join("model.safetensors"), "layers.0.mlp.up.weight", |_| f32::NAN);
+    let said =
+        ["odd/model.safetensors", "layers.0.mlp.up.weight", "no finite number", "another copy"];
+    again(&odd, "nan", &[]).refused(2, &said);
+    assert!(!temp.path().join("nan").exists());
+}
+
+#[test]
+fn steps_that_changed_nothing_are_told_at_the_end() {
+    let temp = tempfile::tempdir().unwrap();
+    let (config, out) = (temp.path().join("small.toml"), temp.path().join("run"));
+    fs::write(&config, SMALL).unwrap();
+    let paths = ["--config", config.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    let words = ["train", "--data", data(), "--precision", "f16", "--checkpoint-every", "1"];
+    let words = [&words[..], &paths, &["--quiet", "--max-steps", "2"]].concat();
+    assert!(!works(&words).out.contains("changed nothing"));
+    // A scale that no gradient bears.
+    let checkpoints = out.join("checkpoints");
+    fs::remove_dir_all(checkpoints.join("step-000000002")).unwrap();
+    let file = checkpoints.join("step-000000001/state.json");
+    let mut state: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    state["state"]["loss_scale"]["factor"] = 1e30.into();
+    fs::write(&file, state.to_string()).unwrap();
+    let told = works(&[&words[..], &["--resume"]].concat()).out;
+    assert!(told.contains("1 of 2 steps changed nothing") && told.contains("bf16"), "{told}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use chat::ChatTemplate;
 use families::{
     Checkpoint, ExportError, Family, Words, can_export, export, export_file, lora_targets,
 };
+use formats::TensorStore;
 use models::{LoraConfig, LoraTarget, Model, ModelConfig};
 use std::path::{Path, PathBuf};
 use tokenizer::Tokenizer;
@@ -174,12 +175,29 @@ fn unpublished(path: &Path) -> CliError {
 }
 
 impl Weights {
-    /// Sees that the weights can be read: every tensor is there.
+    /// Sees that every tensor is there, and that all values are numbers.
     pub fn check(&self, config: &ModelConfig) -> Result<(), CliError> {
-        match &self.checkpoint {
-            // Seen when it was opened.
-            Some(_) => Ok(()),
-            None => train::check_weights(&self.path, config).map_err(CliError::input),
+        let own;
+        let (tensors, names): (&TensorStore, Vec<String>) = match &self.checkpoint {
+            // That they are there was seen when it was opened.
+            Some(checkpoint) => {
+                let bindings = checkpoint.bindings().map_err(CliError::input)?;
+                (&checkpoint.tensors, bindings.into_iter().map(|b| b.tensor).collect())
+            }
+            None => {
+                train::check_weights(&self.path, config).map_err(CliError::input)?;
+                let file = self.path.join(train::WEIGHTS_FILE);
+                own = formats::open_tensors(&file).map_err(CliError::input)?;
+                (&own, own.names().map(str::to_owned).collect())
+            }
+        };
+        match tensors.first_not_finite(names.iter().map(String::as_str)) {
+            None => Ok(()),
+            Some((name, file)) => Err(CliError::input(format!(
+                "{}: tensor {name} holds a value that is no finite number, which training would spread; \
+                 give another copy of the model",
+                file.display()
+            ))),
         }
     }
 

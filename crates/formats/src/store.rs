@@ -1,6 +1,6 @@
 //! Named tensors in one or several mapped files: what both readers give.
 
-use crate::TensorKind;
+use crate::{TensorKind, dequantise};
 use ledger::MappedFile;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -80,6 +80,31 @@ impl TensorStore {
             let place = |at: usize| entry.range.start.saturating_add(at).min(entry.range.end);
             map.release(place(bytes.start)..place(bytes.end));
         }
+    }
+
+    /// The first of these tensors with a value that is no finite number, and its file. Reads them all,
+    /// a piece at a time.
+    pub fn first_not_finite<'a>(
+        &self,
+        mut names: impl Iterator<Item = &'a str>,
+    ) -> Option<(&'a str, &Path)> {
+        // Whole blocks of every kind.
+        const VALUES: usize = 1 << 14;
+        let mut values = vec![0.0; VALUES];
+        let name = names.find(|name| {
+            let Some(tensor) = self.get(name) else { return false };
+            let (kind, len) = (tensor.kind, tensor.len());
+            let piece = kind.bytes_of(VALUES).unwrap_or(usize::MAX);
+            let broken = tensor.bytes.chunks(piece).enumerate().any(|(i, bytes)| {
+                let values = &mut values[..VALUES.min(len - i * VALUES)];
+                dequantise(kind, bytes, values);
+                values.iter().any(|value| !value.is_finite())
+            });
+            self.release(name, 0..tensor.bytes.len());
+            broken
+        })?;
+        let entry = self.entries.get(name)?;
+        Some((name, &self.files.get(entry.file)?.0))
     }
 
     /// The names, in the order of the files.

@@ -1,10 +1,10 @@
 //! A whole training run in a folder: steps, evaluations, checkpoints, metrics, resumption.
 
 use crate::checkpoint;
-use crate::config::TrainConfig;
+use crate::config::{Recipe, TrainConfig};
 use crate::data::{BatchShape, Sequences, epoch_order};
 use crate::optimizer::learning_rate;
-use crate::precision::LossScale;
+use crate::precision::{LossScale, Precision};
 use crate::saved::{self, write_description};
 use crate::trainer::{StepReport, Trainer};
 use crate::zero::{Disagreement, Place, ShareError, Shared};
@@ -59,7 +59,7 @@ pub enum Error {
     /// The loss or the gradient is no number any more.
     #[error(
         "step {step}: the {what}; the last good state is kept at step {kept} in \
-         {run}; try a smaller --learning-rate or a longer --warmup-steps"
+         {run}; {cause}"
     )]
     NotFinite {
         /// The step.
@@ -70,6 +70,8 @@ pub enum Error {
         kept: u64,
         /// The run folder.
         run: PathBuf,
+        /// What it comes from, or what to try.
+        cause: &'static str,
     },
     /// Resumption was asked for where nothing is.
     #[error("{0}: no checkpoint to resume from; leave --resume away to start")]
@@ -439,8 +441,9 @@ fn train(
             let first = trainer.broken().unwrap_or("no tensor that was looked at");
             let what = format!("{what} is not finite, first in: {first}");
             metrics.iter_mut().try_for_each(Metrics::sync)?;
-            let (step, run) = (state.step + 1, dir.to_owned());
-            let error = Error::NotFinite { step, what, kept: saved_at, run };
+            let (step, run, cause) =
+                (state.step + 1, dir.to_owned(), cause(recipe, state.step, first));
+            let error = Error::NotFinite { step, what, kept: saved_at, run, cause };
             // All ranks have seen it; the first one tells.
             return Err(if place.rank == 0 {
                 error
@@ -490,6 +493,24 @@ fn train(
     let steps = state.step - began;
     Ok(Trained { trainer, state, stopped_by, steps, sent: all_sent })
 }
+
+/// What a loss or a gradient that is no number comes from after so many steps, as far as the first tensor
+/// that is none tells: weights that were read were looked at before.
+fn cause(recipe: &Recipe, steps: u64, first: &str) -> &'static str {
+    match recipe.precision {
+        _ if first.starts_with("weight ") => SMALLER_STEPS,
+        Precision::F16 if steps == 0 => {
+            "half precision ends at 65,504, which a value has passed: try --precision bf16 or f32"
+        }
+        Precision::F16 => {
+            "half precision ends at 65,504, which a value has passed: try --precision bf16 or f32, or a \
+             smaller --learning-rate"
+        }
+        _ => SMALLER_STEPS,
+    }
+}
+
+const SMALLER_STEPS: &str = "try a smaller --learning-rate or a longer --warmup-steps";
 
 /// What was sent between two moments.
 fn since(

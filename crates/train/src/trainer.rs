@@ -541,7 +541,8 @@ impl Trainer {
     fn rescale(&mut self, report: &mut StepReport) {
         match &mut self.scale {
             Some(scale) if report.applied => scale.keep(),
-            Some(scale) => report.overflowed = scale.fall(),
+            // No scale helps where the loss itself is no number.
+            Some(scale) => report.overflowed = report.loss_sum.is_finite() && scale.fall(),
             None => {}
         }
         if !report.applied

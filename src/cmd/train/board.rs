@@ -101,6 +101,7 @@ impl View {
                     ("learning rate", format!("{rate:.2e}")),
                     ("gradient norm", format!("{:.3}", report.gradient_norm)),
                     ("clipped", format!("{} steps", thousands(state.clipped))),
+                    ("overflowed", format!("{} steps", thousands(state.overflowed))),
                     ("tokens", thousands(state.tokens)),
                     ("speed", format!("{} tokens/s", thousands(speed(state) as u64))),
                     ("reading data", share(state.data_seconds)),

@@ -875,6 +875,14 @@ fn descend(
         mib(report.peak_process_bytes),
         args.out.display(),
     );
+    if state.overflowed > 0 {
+        text += &format!(
+            "{} of {} steps changed nothing, because the gradient of the scaled loss overflowed half \
+             precision; bf16 has no such steps\n",
+            thousands(state.overflowed),
+            thousands(state.step)
+        );
+    }
     let known = recording::Known {
         parameters: Some(parameters as u64),
         budget: args.memory,

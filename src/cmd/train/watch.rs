@@ -148,16 +148,25 @@ fn line(progress: &mut Progress, event: &Event) {
     match event {
         Event::Step { state, total, report, rate } => progress.at(state.step, *total, || {
             let loss = report.loss_sum / report.targets.max(1) as f64;
-            format!(
-                "loss {loss:.3} rate {rate:.1e} {} tokens/s, {} left",
-                thousands(speed(state) as u64),
-                term::duration(left(state, *total))
-            )
+            now(state, *total, loss, *rate)
         }),
         Event::Sample { .. } => {}
         Event::PassedOver(_) => told(event).iter().for_each(|text| progress.warn(text)),
         other => told(other).iter().for_each(|text| progress.say(text)),
     }
+}
+
+/// How a run goes.
+fn now(state: &State, total: u64, loss: f64, rate: f64) -> String {
+    let overflowed = match state.overflowed {
+        0 => String::new(),
+        steps => format!(", {} steps skipped by overflow", thousands(steps)),
+    };
+    format!(
+        "loss {loss:.3} rate {rate:.1e} {} tokens/s, {} left{overflowed}",
+        thousands(speed(state) as u64),
+        term::duration(left(state, total))
+    )
 }
 
 /// The line that an event leaves, where it leaves one.
@@ -173,5 +182,19 @@ pub fn told(event: &Event) -> Option<String> {
         Event::PassedOver(error) => Some(format!("checkpoint passed over: {error}")),
         Event::Resumed(state) => Some(format!("resumed at step {}", state.step)),
         Event::Step { .. } | Event::Sample { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_were_skipped_are_told() {
+        let mut state = State { step: 10, tokens: 2000, seconds: 5.0, ..State::default() };
+        let calm = now(&state, 20, 3.0, 1e-3);
+        assert_eq!(calm, "loss 3.000 rate 1.0e-3 400 tokens/s, 5 s left");
+        state.overflowed = 3;
+        assert_eq!(now(&state, 20, 3.0, 1e-3), calm + ", 3 steps skipped by overflow");
     }
 }
