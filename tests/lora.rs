@@ -60,6 +60,22 @@ fn adapters_are_learnt_used_merged_and_resumed() {
         }
         works(&["generate", &base, "please", "--max-tokens", "3", "--adapter", words(&adapter)]);
     }
+    // Queries, keys and values learn where they are one matrix, too: all of them, or some.
+    for (targets, modules) in [("all", 4), ("q,v", 1), ("k", 1)] {
+        let (base, out) = (model("gpt2"), place.path().join(format!("gpt2-{targets}")));
+        let ask = ["--lora", &format!("rank=4,alpha=8,targets={targets}"), "--merge"];
+        train(&base, &out, &ask);
+        let (adapter, merged) = (out.join("adapter"), out.join("huggingface"));
+        let file = std::fs::read(adapter.join("adapter_config.json")).unwrap();
+        let written: Value = serde_json::from_slice(&file).unwrap();
+        let names = written["target_modules"].as_array().unwrap();
+        assert!(names.len() == modules && names.contains(&"attn.c_attn".into()), "{written}");
+        let with = score(&base, &["--adapter", words(&adapter)]);
+        assert!(with.iter().zip(score(&base, &[])).any(|(a, b)| (a - b).abs() > 1e-3));
+        for (a, b) in with.iter().zip(score(words(&merged), &[])) {
+            assert!((a - b).abs() < 1e-4, "{targets}: {a} and {b} merged");
+        }
+    }
     let (base, out) = (model("qwen3"), place.path().join("cut"));
     let ask = ["--lora", "rank=4,alpha=8,targets=o,up,down", "--checkpoint-every", "1"];
     train(&base, &out, &ask);
@@ -120,7 +136,7 @@ fn what_cannot_be_adapted_is_refused() {
         assert!(!out.exists(), "{all:?}");
     };
     let (gpt2, llama) = (model("gpt2"), model("llama"));
-    refused(&gpt2, &["--lora", "rank=2,targets=q"], &["target q", "there are o, up, down"]);
+    refused(&gpt2, &["--lora", "rank=2,targets=gate"], &["target gate", "there are q, k, v, o"]);
     refused(&llama, &["--lora", "rank=0"], &["lora rank", "1 to the model's width, 24"]);
     refused(&llama, &["--lora", "rank"], &["no value"]);
     refused(&llama, &["--merge"], &["--lora"]);

@@ -108,6 +108,37 @@ fn what_is_written_is_read_and_merges_to_the_same_logits() {
     }
 }
 
+/// Ranks and alphas of single modules are what the same matrices would be with numbers for all.
+#[test]
+fn ranks_and_alphas_of_modules_are_read() {
+    let (place, weights) = (tempfile::tempdir().unwrap(), "adapter_model.safetensors");
+    let checkpoint = Checkpoint::open(&fixture("llama")).unwrap();
+    let of = |change: &dyn Fn(&mut Value)| {
+        let mut config = json(&fixture("peft-llama").join("adapter_config.json"));
+        change(&mut config);
+        std::fs::write(place.path().join("adapter_config.json"), config.to_string()).unwrap();
+        std::fs::copy(fixture("peft-llama").join(weights), place.path().join(weights)).unwrap();
+        let adapter = Adapter::open(place.path(), checkpoint.family, &checkpoint.config).unwrap();
+        let mut model = checkpoint.load(2).unwrap();
+        adapter.merge(&mut model).unwrap();
+        logits(&model, &IDS)
+    };
+    let right = of(&|_| {});
+    let rank = json(&fixture("peft-llama").join("adapter_config.json"))["r"].clone();
+    let alpha = json(&fixture("peft-llama").join("adapter_config.json"))["lora_alpha"].clone();
+    let pattern = |value: &Value| {
+        let names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        let one = |name: &&str| ((*name).to_owned(), value.clone());
+        Value::Object(names.iter().map(one).collect())
+    };
+    let found = of(&|config| {
+        (config["r"], config["rank_pattern"]) = (Value::from(64), pattern(&rank));
+        (config["lora_alpha"], config["alpha_pattern"]) = (Value::from(1), pattern(&alpha));
+    });
+    assert_eq!(found, right);
+    assert_ne!(of(&|config| config["alpha_pattern"] = pattern(&Value::from(1))), right);
+}
+
 #[test]
 fn what_is_no_such_adapter_is_named() {
     let checkpoint = Checkpoint::open(&fixture("llama")).unwrap();
@@ -124,6 +155,9 @@ fn what_is_no_such_adapter_is_named() {
         ("r", Value::from(5), "shape [5, 24]"),
         ("lora_alpha", Value::Null, "lora_alpha is null"),
         ("modules_to_save", serde_json::json!(["lm_head"]), "modules_to_save"),
+        ("rank_pattern", serde_json::json!({"q_proj": 7}), "shape [7, 24]"),
+        ("rank_pattern", serde_json::json!({"q_proj|k_proj": 2}), "rank_pattern is {\"q_proj|"),
+        ("alpha_pattern", serde_json::json!({"q_proj": "much"}), "alpha_pattern"),
     ] {
         let mut config = json(&fixture("peft-llama").join("adapter_config.json"));
         config[key] = value;

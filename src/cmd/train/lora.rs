@@ -63,7 +63,7 @@ pub fn freeze(init: &mut Init, asked: &AskedLora) -> Result<(), CliError> {
     if let Some(odd) = targets.iter().find(|target| !known.contains(target)) {
         let known: Vec<&str> = known.iter().map(|target| target.name()).collect();
         return Err(CliError::input(format!(
-            "--lora: this model has no matrix of its own for target {}; there are {}",
+            "--lora: this model has no matrix for target {}; there are {}",
             odd.name(),
             known.join(", ")
         )));
