@@ -7,7 +7,10 @@ mod error;
 mod stop;
 mod term;
 
-use clap::{Parser, Subcommand, error::ErrorKind};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
+use std::any::TypeId;
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Heeds what work of foreign origin may take.
@@ -80,7 +83,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -117,6 +120,26 @@ fn main() -> ExitCode {
     }
 }
 
+/// Reads the words of a command line.
+fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Cli, clap::Error> {
+    let mut command = taking_numbers_below_zero(Cli::command());
+    let mut matches = command.try_get_matches_from_mut(words)?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+}
+
+/// A number below 0 is the value of the option before it, whose own check says what it may be; options
+/// that take texts and paths are left as they are.
+fn taking_numbers_below_zero(command: clap::Command) -> clap::Command {
+    let words = [TypeId::of::<String>(), TypeId::of::<OsString>(), TypeId::of::<PathBuf>()];
+    let of_arg = |arg: clap::Arg| {
+        let kind = arg.get_value_parser().type_id();
+        let takes = arg.get_action().takes_values() && !arg.is_positional();
+        let takes = takes && !words.iter().any(|word| kind == *word);
+        if takes { arg.allow_negative_numbers(true) } else { arg }
+    };
+    command.mut_args(of_arg).mut_subcommands(taking_numbers_below_zero)
+}
+
 /// Help and version as they are; a mistake in one line, with the command whose help would tell.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
@@ -137,15 +160,24 @@ fn one_line(text: &str) -> String {
             let name: Vec<&str> = words.take_while(|w| !w.starts_with(['[', '<', '-'])).collect();
             command = name.join(" ");
         } else if line.starts_with("tip: to pass '-") {
-            parts.push(
-                "there is no such flag, and a number below 0 is no value of the one before it",
-            );
+            parts.push("there is no such flag");
         } else if !line.starts_with("For more information") {
             parts.push(line);
         }
     }
     let mut told = String::new();
-    for part in parts {
+    for part in &parts {
+        // As the library's parsers say it.
+        let part = match part.split_once(": ") {
+            Some((front, "invalid digit found in string")) => {
+                &format!("{front}: expected a whole number, not below 0")
+            }
+            Some((front, "number would be zero for non-zero type")) => {
+                &format!("{front}: expected a whole number above 0")
+            }
+            Some((front, "invalid float literal")) => &format!("{front}: expected a number"),
+            _ => *part,
+        };
         let gap = match told.chars().last() {
             None => "",
             Some(':') => " ",
@@ -161,10 +193,37 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
 
+    /// Every option of every command that takes a number is asked with one below 0.
+    #[test]
+    fn a_number_below_0_is_the_value_of_its_option() {
+        fn each(command: &clap::Command, words: &[String], seen: &mut usize) {
+            for sub in command.get_subcommands() {
+                each(sub, &[words, &[sub.get_name().to_owned()]].concat(), seen);
+            }
+            for arg in command.get_arguments().filter(|arg| arg.is_allow_negative_numbers_set()) {
+                // What may lack its value wants a sign of equality.
+                let name = arg.get_long().filter(|_| !arg.is_require_equals_set());
+                let Some(name) = name else { continue };
+                let words = [words, &[format!("--{name}"), "-1".to_owned()]].concat();
+                let Err(error) = parse(&words) else { continue };
+                let told = error.render().to_string();
+                assert!(!told.contains("unexpected argument '-1'"), "{words:?}: {told}");
+                *seen += 1;
+            }
+        }
+        let mut seen = 0;
+        let command = taking_numbers_below_zero(Cli::command());
+        each(&command, &["autoreg".to_owned()], &mut seen);
+        assert!(seen > 100, "{seen}");
+        let parsed = parse(["autoreg", "train", "--data", "d", "--out", "o", "--clip", "-1"]);
+        let Ok(Cli { command: Command::Train(args), .. }) = parsed else { panic!("it is read") };
+        assert_eq!(args.recipe.clip, Some(-1.0));
+    }
+
     #[test]
     fn a_usage_error_is_one_line() {
         let error = |words: &[&str]| {
-            let error = Cli::try_parse_from(words).expect_err("a mistake");
+            let error = parse(words).expect_err("a mistake");
             one_line(error.render().to_string().trim_start_matches("error:"))
         };
         let missing = error(&["autoreg", "train"]);
@@ -173,8 +232,15 @@ mod tests {
         let near = error(&["autoreg", "eval", "m", "--dta", "d"]);
         assert!(near.contains("'--dta'") && near.contains("'--data'"), "{near}");
         let below = error(&["autoreg", "generate", "m", "x", "--penalty-window", "-1"]);
-        assert!(below.contains("'-1'") && below.contains("below 0"), "{below}");
-        assert!(!below.contains("-- -1"), "{below}");
+        let told =
+            "invalid value '-1' for '--penalty-window <N>': expected a whole number, not below 0";
+        assert!(below.contains(told), "{below}");
+        let zero = error(&["autoreg", "train", "--data", "d", "--out", "o", "--keep", "0"]);
+        assert!(zero.contains("'--keep <N>': expected a whole number above 0"), "{zero}");
+        let word = error(&["autoreg", "train", "--data", "d", "--out", "o", "--clip", "one"]);
+        assert!(word.contains("'--clip <X>': expected a number"), "{word}");
+        let flag = error(&["autoreg", "eval", "m", "-7"]);
+        assert!(flag.contains("'-7'") && !flag.contains("-- -7"), "{flag}");
         assert!(![missing, near].iter().any(|line| line.contains('\n')));
     }
 }

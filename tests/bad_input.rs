@@ -357,6 +357,26 @@ fn models_beyond_memory_are_refused() {
     assert_eq!(names(folder.path()), ["c.toml"]);
 }
 
+/// What is below 0 is told by the check of its own option.
+#[test]
+fn numbers_below_0_are_told_by_their_option() {
+    for (word, said) in [
+        ("--learning-rate", "learning_rate is -1; it must be above 0"),
+        ("--clip", "clip is -1; it must be at least 0"),
+        ("--dropout", "dropout is -1; it must be at least 0 and below 1"),
+        ("--epochs", "invalid value '-1' for '--epochs <N>': expected a whole number, not below 0"),
+    ] {
+        let (ran, folder) = train(SMALL, &[word, "-1"]);
+        ran.refused(2, &[said]);
+        assert_eq!(names(folder.path()), ["c.toml"]);
+    }
+    autoreg(&["plan", "fleet", "smollm2-135m", "--machine", "epyc-9654", "--rate", "-1"])
+        .refused(2, &["--rate is -1"]);
+    autoreg(&["plan", "train", "100M", "--by", "formula", "--jitter", "-1"])
+        .refused(2, &["'-1' for '--jitter", "at least 0"]);
+    autoreg(&["generate", model(), "a", "--temperature", "-1"]).refused(2, &["temperature", "-1"]);
+}
+
 #[test]
 fn threads_and_instruction_sets_that_are_none() {
     let zero = ["--threads 0", "at least one"];

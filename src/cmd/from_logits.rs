@@ -24,25 +24,25 @@ pub struct DecodingArgs {
     #[arg(long, conflicts_with_all = ["top_k", "top_p", "min_p"])]
     pub greedy: bool,
     /// Softmax temperature; 0 means greedy
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
     /// Keep the K best tokens; 0 keeps all
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, value_name = "K")]
     pub top_k: Option<i64>,
     /// Keep the smallest set of best tokens whose mass reaches P
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
     /// Keep tokens at least P times as probable as the best
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     pub min_p: Option<f64>,
     /// Divide (positive) or multiply (negative) logits of tokens seen
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    #[arg(long, value_name = "R")]
     pub repetition_penalty: Option<f64>,
     /// Subtract from the logits of tokens seen, once
-    #[arg(long, value_name = "A", allow_negative_numbers = true)]
+    #[arg(long, value_name = "A")]
     pub presence_penalty: Option<f64>,
     /// Subtract from the logits of tokens seen, each time
-    #[arg(long, value_name = "A", allow_negative_numbers = true)]
+    #[arg(long, value_name = "A")]
     pub frequency_penalty: Option<f64>,
     /// Penalties look at the last N tokens instead of the preset's window
     #[arg(long, value_name = "N")]

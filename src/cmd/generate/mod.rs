@@ -137,7 +137,6 @@ pub struct GenerateArgs {
     #[arg(
         long,
         value_name = "U",
-        allow_negative_numbers = true,
         conflicts_with_all = ["seed", "model"],
         requires = "from_logits"
     )]

@@ -27,13 +27,7 @@ pub struct SampleArgs {
     #[arg(long, value_name = "N", requires = "sample_every")]
     pub sample_tokens: Option<usize>,
     /// Softmax temperature; 0 takes the best token
-    #[arg(
-        long,
-        value_name = "T",
-        default_value_t = 0.8,
-        allow_negative_numbers = true,
-        requires = "sample_every"
-    )]
+    #[arg(long, value_name = "T", default_value_t = 0.8, requires = "sample_every")]
     pub sample_temperature: f64,
     /// The rules as a JSON list instead of a temperature, as `generate --rules` takes them
     #[arg(long, value_name = "FILE.json", requires = "sample_every")]
