@@ -221,6 +221,33 @@ fn what_ranks_cannot_do_is_refused_in_one_line_and_nothing_is_left() {
     refused(&["--ranks", "2", "--zero", "4"], &["0, 1, 2 or 3"]);
 }
 
+/// One of several that a launcher has started does not train as if it were alone.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn a_program_without_mpi_is_not_one_of_several() {
+    let place = Place::new("f32");
+    let run = |name: &str, said: &[(&str, &str)], more: &[&str]| {
+        let mut command = common::program();
+        command.args(place.words(name, more)).envs(said.iter().copied());
+        common::finish(&mut command)
+    };
+    let several: [&[(&str, &str)]; 4] = [
+        &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "0")],
+        &[("PMI_SIZE", "2"), ("PMI_RANK", "1")],
+        &[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "0")],
+        &[("PMIX_RANK", "1")],
+    ];
+    for said in several {
+        let facts = ["one of 2 processes", "without MPI", "--features mpi", "--expect-ranks 1"];
+        run("run", said, &[]).refused(2, &facts);
+        assert!(!place.out("run").exists(), "{said:?}");
+    }
+    // A batch script of two tasks is one process, and so is one that is told to be.
+    let batch = [("SLURM_NTASKS", "2"), ("SLURM_PROCID", "0")];
+    assert_eq!(run("batch", &batch, &[]).code, Some(0));
+    assert_eq!(run("told", several[2], &["--expect-ranks", "1"]).code, Some(0));
+}
+
 #[test]
 fn ranks_go_on_from_what_other_numbers_of_ranks_have_left() {
     let place = Place::new("bf16");

@@ -126,6 +126,8 @@ fn unexpected(expected: usize, size: usize) -> CliError {
 /// The ranks of this process; none where it trains alone.
 fn come_up(args: &RankArgs) -> Result<Vec<Ranks>, CliError> {
     let launched = ranks::launched_size().filter(|&size| size > 1);
+    // Without MPI whoever expects one rank may start as many of them side by side as they like.
+    let launched = launched.filter(|_| cfg!(feature = "mpi") || args.expect_ranks != Some(1));
     if let Some(asked) = args.ranks {
         if launched.is_some() {
             let why = "it is for one process, and this was started as several";
@@ -137,8 +139,17 @@ fn come_up(args: &RankArgs) -> Result<Vec<Ranks>, CliError> {
         return Ranks::threads(asked.get()).map_err(CliError::failed);
     }
     #[cfg(feature = "mpi")]
-    if launched.is_some() || args.zero.is_some() || args.expect_ranks.is_some() {
-        return Ok(vec![Ranks::mpi().map_err(CliError::failed)?]);
+    if launched.is_some()
+        || args.zero.is_some()
+        || args.expect_ranks.is_some()
+        || std::env::var_os("PMIX_RANK").is_some()
+    {
+        let ranks = Ranks::mpi().map_err(CliError::failed)?;
+        if let (1, Some(size), None) = (ranks.size(), launched, args.expect_ranks) {
+            ranks.finish();
+            return Err(CliError::input(ranks::StartError::Alone { size }));
+        }
+        return Ok(vec![ranks]);
     }
     #[cfg(not(feature = "mpi"))]
     if let Some(size) = launched {
