@@ -185,6 +185,7 @@ fn a_single_text_and_few_conversations_have_a_validation_side() {
     let line = format!(
         "{{\"messages\": [{{\"role\": \"user\", \"content\": [{{\"type\": \"text\", \"text\": \"a\"}}]}}, \
          {{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{call}]}}, \
+         {{\"role\": \"assistant\", \"tool_calls\": [{call}]}}, \
          {{\"role\": \"tool\", \"content\": \"1\"}}, {{\"role\": \"assistant\", \"content\": \"b\"}}], \
          \"tools\": null}}\n"
     );

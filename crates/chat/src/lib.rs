@@ -18,7 +18,6 @@ pub use calls::{CallFormat, CallReader, Read};
 use ledger::{Bounds, within};
 use minijinja::{Environment, Error as Jinja, ErrorKind, Value, context};
 use places::Places;
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value as Json;
 use std::sync::Arc;
@@ -27,36 +26,61 @@ use std::time::Duration;
 
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Stored")]
 pub struct Message {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
     /// What was said; for a tool, what it returned. Read from a text, a list of parts of text, or
-    /// nothing, as where the assistant only calls tools.
-    #[serde(deserialize_with = "said")]
+    /// nothing; it may be absent where the assistant only calls tools.
     pub content: String,
     /// Calls of tools that the assistant made, as Hugging Face documents them:
     /// `{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<Json>,
     /// The call that a tool's message answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
     /// The tool's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// What was said, in any of the ways that conversations are stored.
-fn said<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    let text_of = |part: &Json| match (part["type"].as_str(), part["text"].as_str()) {
-        (Some("text"), Some(text)) => Ok(text.to_owned()),
-        _ => Err(D::Error::custom(format!("a part of content is {part}, expected a text's"))),
-    };
-    match Json::deserialize(from)? {
-        Json::Null => Ok(String::new()),
-        Json::String(text) => Ok(text),
-        Json::Array(parts) => parts.iter().map(text_of).collect(),
-        other => Err(D::Error::custom(format!("content is {other}, expected a text"))),
+/// A message as conversations are stored.
+#[derive(Deserialize)]
+struct Stored {
+    role: String,
+    #[serde(default, deserialize_with = "there")]
+    content: Option<Json>,
+    tool_calls: Option<Vec<Json>>,
+    tool_call_id: Option<String>,
+    name: Option<String>,
+}
+
+/// What is there, be it null.
+fn there<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Json>, D::Error> {
+    Json::deserialize(from).map(Some)
+}
+
+impl TryFrom<Stored> for Message {
+    type Error = String;
+
+    fn try_from(stored: Stored) -> Result<Message, String> {
+        let Stored { role, content, tool_calls, tool_call_id, name } = stored;
+        let tool_calls = tool_calls.unwrap_or_default();
+        let text_of = |part: &Json| match (part["type"].as_str(), part["text"].as_str()) {
+            (Some("text"), Some(text)) => Ok(text.to_owned()),
+            _ => Err(format!("a part of content is {part}, expected a text's")),
+        };
+        let content = match content {
+            None if tool_calls.is_empty() => {
+                return Err(format!("content is missing in a message of role {role:?}"));
+            }
+            None | Some(Json::Null) => String::new(),
+            Some(Json::String(text)) => text,
+            Some(Json::Array(parts)) => parts.iter().map(text_of).collect::<Result<_, _>>()?,
+            Some(other) => return Err(format!("content is {other}, expected a text")),
+        };
+        Ok(Message { role, content, tool_calls, tool_call_id, name })
     }
 }
 
@@ -343,11 +367,14 @@ mod tests {
             (parts, "a b"),
             (r#", "content": []"#, ""),
             (r#", "content": null"#, ""),
+            (r#", "content": null, "tool_calls": null"#, ""),
+            (r#", "tool_calls": [{"type": "function"}]"#, ""),
         ] {
             assert_eq!(read(content).unwrap(), right, "{content}");
         }
         for (content, why) in [
-            ("", "content"),
+            ("", "content is missing in a message of role \"user\""),
+            (r#", "tool_calls": []"#, "content is missing"),
             (r#", "content": 5"#, "content is 5"),
             (r#", "content": [{"type": "image_url", "image_url": {}}]"#, "image_url"),
         ] {
