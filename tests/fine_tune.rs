@@ -194,6 +194,41 @@ fn a_single_text_and_few_conversations_have_a_validation_side() {
     assert!(said.contains("the last document validates"), "{said}");
 }
 
+/// Without a validation side nothing is evaluated, and what is kept are the last weights, those of
+/// several ranks and of a run that was stopped and resumed too.
+#[test]
+fn a_run_without_validation_keeps_its_last_weights() {
+    let place = tempfile::tempdir().unwrap();
+    let (_, text) = data(place.path());
+    let llama = model("llama");
+    let trained = |name: &str, more: &[&str]| {
+        let out = place.path().join(name);
+        let mut all = vec!["train", "--init", &llama, "--text", words(&text), "--out", words(&out)];
+        all.extend(["--valid-share", "0", "--max-len", "30", "--epochs", "2", "--threads", "1"]);
+        all.extend(RATE);
+        all.extend(more);
+        (works(&all), out)
+    };
+    let (ran, out) = trained("one", &["--checkpoint-every", "1", "--average", "0.5"]);
+    assert!(ran.err.contains("none to validate: nothing is evaluated"), "{}", ran.err);
+    assert!(ran.out.contains("not validated, the weights at step"), "{}", ran.out);
+    let result = std::fs::read(out.join("result.json")).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&result).unwrap();
+    assert!(result["valid_loss_nats"].is_null() && result["best_step"] == result["steps"]);
+    assert!(result["curve"].as_array().unwrap().is_empty(), "{result}");
+    let kept = |out: &Path| std::fs::read(out.join("model.safetensors")).unwrap();
+    let right = kept(&out);
+    // The file is that of the newest checkpoint, whose average it holds.
+    let newest = std::fs::read_dir(out.join("checkpoints")).unwrap().map(|e| e.unwrap().path());
+    std::fs::remove_dir_all(newest.max().unwrap()).unwrap();
+    std::fs::remove_dir_all(out.join("huggingface")).unwrap();
+    let (_, out) = trained("one", &["--checkpoint-every", "1", "--average", "0.5", "--resume"]);
+    assert!(kept(&out) == right, "resumed");
+    works(&["generate", words(&out.join("huggingface")), "please", "--max-tokens", "2"]);
+    let (_, out) = trained("two", &["--ranks", "2", "--zero", "1"]);
+    works(&["generate", words(&out), "please", "--max-tokens", "2"]);
+}
+
 #[test]
 fn wrong_data_is_named_and_nothing_is_written() {
     let place = tempfile::tempdir().unwrap();
@@ -213,7 +248,8 @@ fn wrong_data_is_named_and_nothing_is_written() {
     refused(&try_with("--chat", &bad, &[]), &["bad.jsonl: line 1", "content"]);
     std::fs::write(&bad, "\n{\"texts\": 1}\n").unwrap();
     refused(&try_with("--text", &bad, &[]), &["bad.jsonl: line 2", "text"]);
-    refused(&try_with("--text", &text, &["--valid-share", "0"]), &["validation", "--valid"]);
+    let evaluated = ["--valid-share", "0", "--patience", "2"];
+    refused(&try_with("--text", &text, &evaluated), &["--patience", "--valid-share 0"]);
     refused(&try_with("--chat", &chat, &["--valid-share", "1.5"]), &["--valid-share 1.5"]);
     refused(&try_with("--chat", &chat, &["--max-len", "1"]), &["--max-len"]);
     let long = ["--valid", words(&text), "--max-len", "500"];

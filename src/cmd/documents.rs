@@ -103,21 +103,26 @@ pub fn read(files: &Files<'_>, encoding: &Encoding<'_>) -> Result<Read, CliError
         };
         sides = sides_of(files, encoding, held)?;
     }
+    let without = files.valid.is_empty() && files.valid_share == 0.0;
     for (side, name) in [(&sides.train, "training"), (&sides.valid, "validation")] {
-        if side.is_empty() {
+        if side.is_empty() && !(without && name == "validation") {
             return Err(CliError::input(format!(
                 "the {name} side has no document with a target; give more documents, another \
                  --valid-share, or a file with --valid"
             )));
         }
     }
-    let mut notes = vec![format!(
-        "{} documents of {} tokens to train on, {} of {} to validate",
-        sides.train.len(),
-        sides.train.tokens(),
-        sides.valid.len(),
-        sides.valid.tokens()
-    )];
+    let to_train = format!("{} documents of {} tokens", sides.train.len(), sides.train.tokens());
+    let mut notes = vec![match without {
+        true => format!(
+            "{to_train} to train on and none to validate: nothing is evaluated, nothing stops the run \
+             early, and the last weights are kept"
+        ),
+        false => {
+            let (documents, tokens) = (sides.valid.len(), sides.valid.tokens());
+            format!("{to_train} to train on, {documents} of {tokens} to validate")
+        }
+    }];
     match held {
         Some(Held::Document(_)) => {
             notes

@@ -200,7 +200,7 @@ pub struct RunOptions<'a> {
     pub config: &'a TrainConfig,
     /// The training side.
     pub train: &'a dyn Sequences,
-    /// The validation side.
+    /// The validation side. Where it is empty nothing is evaluated, and the last weights are the best.
     pub valid: &'a dyn Sequences,
     /// The tokenizer, to be kept with the model.
     pub tokenizer: &'a [u8],
@@ -313,7 +313,7 @@ fn best(
 ) -> Result<Model, Error> {
     // Activations and moments go before the best weights are mapped, so that the peak is training's.
     let mut model = trainer.into_model();
-    if stopped_by.is_none() && state.best_loss.is_some() {
+    if stopped_by.is_none() && state.best_step > 0 {
         let path = dir.join(saved::learnt_file(model.config()));
         let best = formats::TensorFile::open(&path).map_err(saved::Error::from)?;
         saved::read_learnt(&best, &mut model).map_err(saved::Error::from)?;
@@ -395,7 +395,7 @@ fn train(
         let found = checkpoint::load(dir, &mut trainer, &mut |e| tell(Event::PassedOver(e)))?;
         let (path, count) = (dir.to_owned(), checkpoint::checkpoints(dir).len());
         state = found.ok_or(Error::AllDamaged { path, count })?;
-        let best_holds = || match state.best_loss.is_some() && place.rank == 0 {
+        let best_holds = || match state.best_step > 0 && place.rank == 0 {
             true => best_weights_hold(options, state.best_step),
             false => Ok(()),
         };
@@ -415,6 +415,7 @@ fn train(
     let per_epoch = train.len().div_ceil(recipe.batch) as u64;
     let total = total_steps(config, train.len());
     let every = |asked: u64| if asked > 0 { asked } else { per_epoch };
+    let validates = !valid.is_empty();
     let mut order: (u64, Vec<u32>) = (u64::MAX, Vec::new());
     let (mut saved_at, began) = (state.step, state.step);
     let mut all_sent = Vec::new();
@@ -468,20 +469,26 @@ fn train(
             metrics.step(&state, &report, rate, sent.as_deref())?;
         }
         tell(Event::Step { state: &state, total, report, rate });
-        if state.step.is_multiple_of(every(recipe.eval_every)) || state.step == total {
+        let at_end = state.step == total;
+        if validates && (state.step.is_multiple_of(every(recipe.eval_every)) || at_end) {
             let (point, best) = validate(options, &mut trainer, &mut state)?;
             metrics.iter_mut().try_for_each(|metrics| metrics.evaluation(&point))?;
             tell(Event::Evaluated { point, best });
         }
         let sampled = |every: NonZeroU64| state.step.is_multiple_of(every.get());
-        if start.sample_every.is_some_and(|every| sampled(every) || state.step == total) {
+        if start.sample_every.is_some_and(|every| sampled(every) || at_end) {
             tell(Event::Sample { step: state.step, model: &trainer.model });
         }
         // One process hears its signal at once, several ranks with their next step.
         let signal = trainer.heard().unwrap_or_else(|| options.stop.load(Ordering::Relaxed));
         let due = state.step.is_multiple_of(every(recipe.checkpoint_every));
-        if due || signal != 0 || state.step == total {
+        if due || signal != 0 || at_end {
             metrics.iter_mut().try_for_each(Metrics::sync)?;
+            if !validates {
+                trainer.swap_average();
+                keep_weights(options, &mut trainer, &mut state)?;
+                trainer.swap_average();
+            }
             save(dir, &trainer, &state, keep)?;
             saved_at = state.step;
         }
@@ -692,15 +699,25 @@ fn validate(
     (state.loss_sum, state.loss_targets) = (0.0, 0);
     let best = valid_loss.is_finite() && state.best_loss.is_none_or(|b| valid_loss < b);
     if best {
-        (state.best_loss, state.best_step, state.worse) = (Some(valid_loss), state.step, 0);
-        let shared = trainer.zero.as_ref().map(|zero| zero.shared());
-        let written = trainer.write_weights(options.dir, state.step).map_err(Error::from);
-        everywhere(shared.as_ref(), written)?;
+        (state.best_loss, state.worse) = (Some(valid_loss), 0);
+        keep_weights(options, trainer, state)?;
     } else {
         state.worse += 1;
     }
     trainer.swap_average();
     Ok((point, best))
+}
+
+/// Writes the weights as the best so far.
+fn keep_weights(
+    options: &RunOptions,
+    trainer: &mut Trainer,
+    state: &mut State,
+) -> Result<(), Error> {
+    state.best_step = state.step;
+    let shared = trainer.zero.as_ref().map(|zero| zero.shared());
+    let written = trainer.write_weights(options.dir, state.step).map_err(Error::from);
+    everywhere(shared.as_ref(), written)
 }
 
 /// Calls, bytes that this rank sent, seconds and overlap of each collective.

@@ -95,7 +95,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data")]
     pub valid: Vec<PathBuf>,
     /// Share of the documents that validates where there is no --valid: one at least, or the end of a
-    /// single text
+    /// single text; 0 for none, then the last weights are kept
     #[arg(long, value_name = "X", default_value_t = 0.05, conflicts_with = "data")]
     pub valid_share: f64,
     /// Tokens that a pack of documents holds [default: 1024, or the model's context]
@@ -533,6 +533,15 @@ struct Material<'a> {
 /// The documents named by the arguments, encoded by the model's tokenizer.
 fn read_documents(args: &TrainArgs, init: &Init, quiet: bool) -> Result<documents::Read, CliError> {
     let template = init.template()?;
+    if args.valid_share == 0.0 && args.valid.is_empty() {
+        let asked =
+            [("--eval-every", args.recipe.eval_every), ("--patience", args.recipe.patience)];
+        if let Some((name, _)) = asked.iter().find(|(_, asked)| asked.is_some_and(|n| n > 0)) {
+            return Err(CliError::input(format!(
+                "{name}: nothing is evaluated with --valid-share 0; leave one of them away, or give --valid"
+            )));
+        }
+    }
     let limit = init.config.context_limit().unwrap_or(usize::MAX);
     let max_len = args.max_len.unwrap_or(1024.min(limit.saturating_add(1)));
     let files = Files {
@@ -863,10 +872,13 @@ fn descend(
         None => String::new(),
     };
     let mut text = format!(
-        "{} with {} parameters{of_all}: validation loss {} nats/token at step {} of {}\n{} tokens in {}: {} tokens/s; peak memory {}\nrun folder: {}\n",
+        "{} with {} parameters{of_all}: {} at step {} of {}\n{} tokens in {}: {} tokens/s; peak memory {}\nrun folder: {}\n",
         config.model.kind(),
         thousands(parameters as u64),
-        state.best_loss.map_or("none".to_owned(), |l| format!("{l:.4}")),
+        match state.best_loss {
+            Some(loss) => format!("validation loss {loss:.4} nats/token"),
+            None => "not validated, the weights".to_owned(),
+        },
         state.best_step,
         state.step,
         thousands(state.tokens),
