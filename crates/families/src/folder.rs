@@ -7,7 +7,7 @@ use crate::{ALL, Error};
 use models::TransformerConfig;
 use serde_json::Value;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tokenizer::{Specials, Tokenizer};
 
 /// The numbers of a model.
@@ -33,7 +33,7 @@ pub(crate) fn open(path: &Path) -> Result<(Weights, Unread), Error> {
         family,
         config: numbers,
         tensors: formats::open_shards(path)?,
-        name: config.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
+        name: file_of(path, CONFIG, &config).text("_name_or_path")?.map(str::to_owned),
         notes: Vec::new(),
     };
     let path = path.to_owned();
@@ -45,27 +45,27 @@ fn words(path: &Path, config: &Value) -> Result<Words, Error> {
     let tokenizer = Tokenizer::from_file(&place)
         .map_err(|source| Error::Tokenizer { path: place.clone(), source })?;
     let described = json(path, TOKENIZER_CONFIG)?.unwrap_or_default();
-    let named = |key: &str| token_text(&described, key);
-    let id = |key: &str| named(key).and_then(|name| tokenizer.id(&name));
+    let described = file_of(path, TOKENIZER_CONFIG, &described);
+    let id = |name: Option<&str>| name.and_then(|name| tokenizer.id(name));
+    let generation = json(path, GENERATION)?.unwrap_or_default();
+    let mut ends = file_of(path, CONFIG, config).ids("eos_token_id")?;
+    let eos = described.token("eos_token")?;
     let specials = Specials {
-        pad: id("pad_token"),
+        pad: id(described.token("pad_token")?),
         unk: tokenizer.specials().unk,
         bos: tokenizer.put_before().first().copied(),
-        eos: id("eos_token").or_else(|| config.get("eos_token_id").and_then(first_id)),
+        eos: id(eos).or_else(|| ends.first().copied()),
     };
-    let generation = json(path, GENERATION)?.unwrap_or_default();
-    let mut ends: Vec<u32> = specials.eos.into_iter().collect();
-    for file in [config, &generation] {
-        ends.extend(file.get("eos_token_id").map(all_ids).unwrap_or_default());
-    }
+    ends.extend(specials.eos);
+    ends.extend(file_of(path, GENERATION, &generation).ids("eos_token_id")?);
     ends.sort_unstable();
     ends.dedup();
     Ok(Words {
         tokenizer: tokenizer.with_specials(specials),
         tokenizer_kind: TOKENIZER.to_owned(),
         ends,
-        bos_token: named("bos_token"),
-        eos_token: named("eos_token"),
+        bos_token: described.token("bos_token")?.map(str::to_owned),
+        eos_token: eos.map(str::to_owned),
         chat_template: template(path, &described)?,
     })
 }
@@ -80,7 +80,10 @@ pub fn numbers(path: &Path, config: &Value) -> Result<TransformerConfig, Error> 
 
 fn read(path: &Path, config: &Value) -> Result<(&'static Family, TransformerConfig), Error> {
     let key = "model_type";
-    let found = config.get(key).and_then(Value::as_str).unwrap_or("missing").to_owned();
+    let found = match config.get(key) {
+        None => "missing".to_owned(),
+        Some(value) => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+    };
     let Some(family) = ALL.into_iter().find(|f| f.model_types.contains(&found.as_str())) else {
         let known: Vec<&str> = ALL.iter().flat_map(|f| f.model_types).copied().collect();
         return Err(Error::Family { path: path.to_owned(), key, found, known: known.join(", ") });
@@ -104,34 +107,71 @@ fn json(folder: &Path, name: &str) -> Result<Option<Value>, Error> {
     }
 }
 
-/// A token's text: a text, or an object that holds it.
-fn token_text(config: &Value, key: &str) -> Option<String> {
-    let value = config.get(key)?;
-    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+/// The words of a JSON file in a folder; null is as good as nothing.
+struct WordsOf<'a> {
+    path: PathBuf,
+    value: &'a Value,
 }
 
-fn all_ids(value: &Value) -> Vec<u32> {
-    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-    list.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()).collect()
+fn file_of<'a>(folder: &Path, name: &str, value: &'a Value) -> WordsOf<'a> {
+    WordsOf { path: folder.join(name), value }
 }
 
-fn first_id(value: &Value) -> Option<u32> {
-    all_ids(value).first().copied()
+impl<'a> WordsOf<'a> {
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.value.get(key).filter(|value| !value.is_null())
+    }
+
+    fn wrong(&self, key: &str, expected: &str) -> Error {
+        let found = self.value.get(key).unwrap_or(&Value::Null).to_string();
+        let (path, key, expected) = (self.path.clone(), key.to_owned(), expected.to_owned());
+        Error::Key { path, key, found, expected }
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&'a str>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a text"))
+    }
+
+    /// A token: a text, or an object that holds it.
+    fn token(&self, key: &str) -> Result<Option<&'a str>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let text = value.as_str().or_else(|| value.get("content")?.as_str());
+        text.map(Some).ok_or_else(|| self.wrong(key, "a text, or an object with its content"))
+    }
+
+    /// An id, or several.
+    fn ids(&self, key: &str) -> Result<Vec<u32>, Error> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids: Option<Vec<u32>> = list.iter().map(id).collect();
+        ids.ok_or_else(|| self.wrong(key, "the id of a token, or a list of ids"))
+    }
 }
 
 /// The chat template: a file of its own, else in the tokenizer's configuration, alone or as the one
 /// named `default` of several.
-fn template(folder: &Path, described: &Value) -> Result<Option<String>, Error> {
+fn template(folder: &Path, described: &WordsOf<'_>) -> Result<Option<String>, Error> {
     let path = folder.join(TEMPLATE);
     match std::fs::read_to_string(&path) {
         Ok(text) => return Ok(Some(text)),
         Err(e) if e.kind() == ErrorKind::NotFound => {}
         Err(source) => return Err(Error::Io { path, source }),
     }
-    let value = described.get("chat_template");
-    let named = value.and_then(Value::as_array).and_then(|list| {
-        let default = list.iter().find(|entry| entry["name"] == "default");
-        default.and_then(|entry| entry["template"].as_str())
-    });
-    Ok(value.and_then(Value::as_str).or(named).map(str::to_owned))
+    let key = "chat_template";
+    let wrong = || described.wrong(key, "a text, or a list of objects with name and template");
+    let Some(value) = described.get(key) else { return Ok(None) };
+    let Some(list) = value.as_array() else {
+        return value.as_str().map(|text| Some(text.to_owned())).ok_or_else(wrong);
+    };
+    let mut default = None;
+    for entry in list {
+        let both = entry["name"].as_str().zip(entry["template"].as_str());
+        let (name, template) = both.ok_or_else(wrong)?;
+        if name == "default" {
+            default.get_or_insert_with(|| template.to_owned());
+        }
+    }
+    Ok(default)
 }

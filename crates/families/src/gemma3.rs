@@ -59,10 +59,11 @@ fn config(keys: &Keys<'_>) -> Result<TransformerConfig, Error> {
     let mut near_theta =
         keys.number(("rope.freq_base_swa", "rope_local_base_freq"))?.unwrap_or(NEAR_THETA);
     if let Some(full) = both.and_then(|o| o.get("full_attention")) {
-        (config.rope_theta, config.rope_scaling) = crate::rope::folder(keys, Some(full), None)?;
+        (config.rope_theta, config.rope_scaling) =
+            crate::rope::folder(keys, "rope_parameters.full_attention", full, None)?;
     }
     if let Some(near) = both.and_then(|o| o.get("sliding_attention")) {
-        near_theta = crate::rope::folder(keys, Some(near), None)?.0;
+        near_theta = crate::rope::folder(keys, "rope_parameters.sliding_attention", near, None)?.0;
     }
     let layers = near_layers(keys, config.num_hidden_layers)?;
     let tokens = keys.need_size(("attention.sliding_window", "sliding_window"))?;

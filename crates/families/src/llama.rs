@@ -43,11 +43,19 @@ fn config(keys: &Keys<'_>) -> Result<TransformerConfig, Error> {
 
 /// Layers that see only the last positions, where a folder lists the kinds of all.
 pub(crate) fn near_layers(keys: &Keys<'_>, layers: usize) -> Result<Option<Vec<usize>>, Error> {
-    let Some(kinds) = keys.json("layer_types").and_then(|v| v.as_array()) else { return Ok(None) };
+    let key = "layer_types";
+    let Some(value) = keys.json(key) else { return Ok(None) };
+    let Some(kinds) = value.as_array() else {
+        return Err(keys.wrong(key.to_owned(), value, "a list of the kinds of layers"));
+    };
     if kinds.len() != layers {
-        let key = "layer_types".to_owned();
         let expected = format!("{layers} entries, one a layer");
-        return Err(keys.wrong(key, format!("{} entries", kinds.len()), expected));
+        return Err(keys.wrong(key.to_owned(), format!("{} entries", kinds.len()), expected));
+    }
+    let known = ["sliding_attention", "full_attention"];
+    if let Some(odd) = kinds.iter().find(|kind| !known.iter().any(|known| *kind == known)) {
+        let what = format!("{key} of a layer");
+        return Err(keys.wrong(what, odd, known.join(" or ")));
     }
     Ok(Some((0..layers).filter(|&i| kinds[i] == "sliding_attention").collect()))
 }

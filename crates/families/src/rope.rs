@@ -10,8 +10,12 @@ pub(crate) fn rope(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>), Error>
     match keys {
         Keys::Gguf { .. } => gguf(keys),
         Keys::Folder { .. } => {
-            let both = keys.json("rope_parameters").or_else(|| keys.json("rope_scaling"));
-            folder(keys, both, keys.number(("", "rope_theta"))?)
+            let theta = keys.number(("", "rope_theta"))?;
+            let name = ["rope_parameters", "rope_scaling"].into_iter();
+            match name.filter_map(|name| Some((name, keys.json(name)?))).next() {
+                Some((name, object)) => folder(keys, name, object, theta),
+                None => Ok((theta.unwrap_or(10_000.0), None)),
+            }
         }
     }
 }
@@ -68,15 +72,15 @@ const NUMBERS: [&str; 11] = [
     "partial_rotary_factor",
 ];
 
-/// What one object of `config.json` says; `theta` is what stands beside it.
+/// What the object under `name` of `config.json` says; `theta` is what stands beside it.
 pub(crate) fn folder(
     keys: &Keys<'_>,
-    object: Option<&Value>,
+    name: &str,
+    object: &Value,
     theta: Option<f64>,
 ) -> Result<(f64, Option<RopeScaling>), Error> {
-    let Some(object) = object else { return Ok((theta.unwrap_or(10_000.0), None)) };
     let Some(map) = object.as_object() else {
-        return Err(keys.wrong("rope_scaling".to_owned(), object, "an object"));
+        return Err(keys.wrong(name.to_owned(), object, "an object"));
     };
     for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
         let fits = match key.as_str() {
@@ -89,20 +93,18 @@ pub(crate) fn folder(
         };
         if !fits {
             let known = "none of it: only what is known keeps positions where they were learnt";
-            return Err(keys.wrong(format!("rope_scaling.{key}"), value, known));
+            return Err(keys.wrong(format!("{name}.{key}"), value, known));
         }
     }
     let number = |key: &str| object.get(key).and_then(Value::as_f64);
     let need = |key: &str| {
-        let missing = || Error::MissingKey {
-            path: keys.path().to_owned(),
-            key: format!("rope_scaling.{key}"),
-        };
+        let missing =
+            || Error::MissingKey { path: keys.path().to_owned(), key: format!("{name}.{key}") };
         number(key).ok_or_else(missing)
     };
     let theta = number("rope_theta").or(theta).unwrap_or(10_000.0);
     if number("partial_rotary_factor").is_some_and(|share| share != 1.0) {
-        let key = "rope_parameters.partial_rotary_factor".to_owned();
+        let key = format!("{name}.partial_rotary_factor");
         return Err(keys.wrong(key, object["partial_rotary_factor"].clone(), 1));
     }
     let original = || match number("original_max_position_embeddings") {
@@ -136,7 +138,7 @@ pub(crate) fn folder(
             })
         }
         other => {
-            let key = "rope_scaling.rope_type".to_owned();
+            let key = format!("{name}.rope_type");
             return Err(keys.wrong(key, other, "default, linear, llama3 or yarn"));
         }
     };

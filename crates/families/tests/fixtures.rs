@@ -196,9 +196,59 @@ fn stretched_positions_are_read_whole_or_refused() {
         (serde_json::json!({ "beta_fast": "much" }), "beta_fast"),
     ] {
         let error = with(more).unwrap_err().to_string();
-        assert!(error.contains(&format!("rope_scaling.{key}")), "{error}");
+        assert!(error.contains(&format!("rope_parameters.{key}")), "{error}");
     }
-    refused("llama", &[("rope_parameters", "linear".into())], &[], &["rope_scaling", "object"]);
+    refused("llama", &[("rope_parameters", "linear".into())], &[], &["rope_parameters", "object"]);
+}
+
+/// A key that is read and holds something else than it may is told, not taken for absent.
+#[test]
+fn keys_of_other_types_are_told() {
+    use serde_json::json as value;
+    let numbers = [
+        ("rope_theta", value!("abc"), "a number"),
+        ("tie_word_embeddings", value!(1), "true or false"),
+        ("eos_token_id", value!("x"), "the id of a token"),
+        ("eos_token_id", value!([257, -1]), "the id of a token"),
+        ("layer_types", value!("full_attention"), "a list"),
+        ("_name_or_path", value!(5), "a text"),
+        ("model_type", value!(5), "known are"),
+    ];
+    for (key, found, expected) in numbers {
+        // Only some families read the kinds of layers.
+        let name = if key == "layer_types" { "gemma3" } else { "llama" };
+        refused(
+            name,
+            &[(key, found.clone())],
+            &[],
+            &["config.json", key, &found.to_string(), expected],
+        );
+    }
+    let kinds = value!(["full_attention", "linear_attention", "full_attention", "full_attention"]);
+    refused("gemma3", &[("layer_types", kinds)], &[], &["layer_types", "linear_attention"]);
+    let words = [
+        ("generation_config.json", "eos_token_id", value!({"a": 1}), "the id of a token"),
+        ("generation_config.json", "eos_token_id", value!([257, "x"]), "the id of a token"),
+        ("tokenizer_config.json", "bos_token", value!(256), "a text, or an object"),
+        ("tokenizer_config.json", "eos_token", value!({"text": "a"}), "a text, or an object"),
+        ("tokenizer_config.json", "pad_token", value!([]), "a text, or an object"),
+        ("tokenizer_config.json", "chat_template", value!(7), "a text, or a list"),
+        ("tokenizer_config.json", "chat_template", value!(["a"]), "a text, or a list"),
+    ];
+    for (file, key, found, expected) in words {
+        let folder = changed("llama", &[], &[]);
+        let path = folder.path().join(file);
+        let mut all = json(&fixture("llama").join(file));
+        all[key] = found.clone();
+        std::fs::write(&path, all.to_string()).unwrap();
+        let error = Checkpoint::open(folder.path()).err().unwrap().to_string();
+        for fact in [file, key, &found.to_string(), expected] {
+            assert!(error.contains(fact), "{fact:?} is not in: {error}");
+        }
+        all[key] = Value::Null;
+        std::fs::write(&path, all.to_string()).unwrap();
+        assert!(Checkpoint::open(folder.path()).is_ok(), "{key}: null is nothing");
+    }
 }
 
 #[test]

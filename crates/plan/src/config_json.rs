@@ -130,6 +130,13 @@ impl File<'_> {
                 keys.entry(*name).or_insert_with(|| value.clone());
             }
         }
+        // Kinds of attention that are not run here are counted as the usual one.
+        if !LIKE.iter().any(|(families, _)| self.is(families))
+            && let Some(Value::Array(kinds)) = keys.get_mut("layer_types")
+        {
+            let other = |kind: &&mut Value| kind.is_string() && **kind != "sliding_attention";
+            kinds.iter_mut().filter(other).for_each(|kind| *kind = "full_attention".into());
+        }
         if keys.get("sliding_window").is_some_and(|tokens| *tokens == 0) {
             keys.remove("sliding_window");
         }
