@@ -32,6 +32,16 @@ pub enum Error {
         /// The file.
         name: &'static str,
     },
+    /// Weights that are a pickle of Python's.
+    #[error(
+        "{path}: a pickle, which is not read because reading one runs what is in it; write it as \
+         safetensors, for a model by Python's AutoModelForCausalLM.from_pretrained(FOLDER)\
+         .save_pretrained(OUT, safe_serialization=True)"
+    )]
+    Pickled {
+        /// The file.
+        path: PathBuf,
+    },
     /// A JSON file does not hold.
     #[error("{path}: {reason}")]
     Json {

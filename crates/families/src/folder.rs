@@ -24,6 +24,7 @@ pub(crate) fn open(path: &Path) -> Result<(Weights, Unread), Error> {
     };
     let file = path.join(CONFIG);
     let (family, numbers) = read(&file, &config)?;
+    no_pickle(path, "model")?;
     if !path.join(TOKENIZER).exists() {
         return Err(Error::NoFile { path: path.to_owned(), name: TOKENIZER });
     }
@@ -38,6 +39,25 @@ pub(crate) fn open(path: &Path) -> Result<(Weights, Unread), Error> {
     };
     let path = path.to_owned();
     Ok((weights, Box::new(move || words(&path, &config))))
+}
+
+/// Refuses a folder whose weights, files that begin with `name`, are pickled alone.
+pub(crate) fn no_pickle(folder: &Path, name: &str) -> Result<(), Error> {
+    let mut pickled = None;
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        if file.starts_with(name) && file.contains(".safetensors") {
+            return Ok(());
+        }
+        let weights = ["pytorch_model", "adapter_model", "consolidated", "model"];
+        let ends = [".bin", ".bin.index.json", ".pt", ".pth"];
+        let is =
+            weights.iter().any(|w| file.starts_with(w)) && ends.iter().any(|e| file.ends_with(e));
+        if is && pickled.as_ref().is_none_or(|first| file < *first) {
+            pickled = Some(file);
+        }
+    }
+    pickled.map_or(Ok(()), |file| Err(Error::Pickled { path: folder.join(file) }))
 }
 
 fn words(path: &Path, config: &Value) -> Result<Words, Error> {

@@ -246,6 +246,7 @@ impl Adapter {
         let wrong = |reason: String| Error::Json { path: path.clone(), reason };
         let json: Value = serde_json::from_slice(&text).map_err(|e| wrong(e.to_string()))?;
         let numbers = Numbers::read(&json).map_err(wrong)?;
+        crate::folder::no_pickle(dir, "adapter_model")?;
         let store = open_tensors(&dir.join(WEIGHTS))?;
         let (mut deltas, mut used) = (Vec::new(), 0);
         for layer in 0..config.num_hidden_layers {

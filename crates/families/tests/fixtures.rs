@@ -273,6 +273,15 @@ fn what_cannot_be_run_is_named() {
         &["model.layers.1.self_attn.k_norm.weight"],
         &["layers.1.self_attn.k_norm"],
     );
+    for names in [&["pytorch_model.bin"][..], &["pytorch_model-00001-of-00002.bin", "vocab.txt"]] {
+        let pickled = changed("llama", &[], &[]);
+        std::fs::remove_file(pickled.path().join("model.safetensors")).unwrap();
+        names.iter().for_each(|name| std::fs::write(pickled.path().join(name), "PK").unwrap());
+        let error = Checkpoint::open(pickled.path()).err().unwrap().to_string();
+        for fact in [names[0], "a pickle", "save_pretrained(OUT, safe_serialization=True)"] {
+            assert!(error.contains(fact) && !error.contains('\n'), "{fact}: {error}");
+        }
+    }
     let empty = tempfile::tempdir().unwrap();
     let error = Checkpoint::open(empty.path()).err().unwrap();
     assert!(matches!(error, Error::NoFile { name: "config.json", .. }), "{error}");
