@@ -112,6 +112,16 @@ fn mistakes_are_told_before_anything_is_written() {
         &["convert", source, text(&out), "--to", "f16", "--quality", "/none.txt"],
         &["/none.txt"],
     );
+    let words = place.path().join("words.txt");
+    for (content, more, facts) in [
+        ("", &[][..], &["words.txt", "no token to predict"][..]),
+        ("some words", &["--window", "1"], &["--window 1", "at least"]),
+    ] {
+        std::fs::write(&words, content).unwrap();
+        let all = ["convert", source, text(&out), "--to", "f16", "--quality", text(&words)];
+        refused(&[&all[..], more].concat(), facts);
+    }
+    std::fs::remove_file(words).unwrap();
     assert!(!out.exists());
     std::fs::write(&out, "something").unwrap();
     refused(&["convert", source, text(&out), "--to", "f16"], &["--force"]);

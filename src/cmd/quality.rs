@@ -11,6 +11,7 @@ use engine::Source;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use tokenizer::Tokenizer;
 
 /// Predictions of two models on the same text.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -103,12 +104,6 @@ impl Quality {
     }
 }
 
-/// The text.
-pub fn read(path: &Path) -> Result<String, CliError> {
-    std::fs::read_to_string(path)
-        .map_err(|e| CliError::input(format!("{}: {e}; give UTF-8 text", path.display())))
-}
-
 /// What is read, and how.
 pub struct Ask<'a> {
     /// The text.
@@ -123,32 +118,58 @@ pub struct Ask<'a> {
     pub quiet: bool,
 }
 
+/// The text in windows.
+pub struct Windows {
+    /// Ids, the beginning token among them.
+    all: Vec<Vec<u32>>,
+    /// Tokens that a window holds at most.
+    tokens: usize,
+}
+
+impl Windows {
+    /// Reads the text, for models whose contexts are no longer than `limit`.
+    ///
+    /// # Errors
+    /// A text that cannot be read or in which nothing is to be predicted, and a window too short.
+    pub fn of(
+        tokenizer: &Tokenizer,
+        limit: Option<usize>,
+        ask: &Ask<'_>,
+    ) -> Result<Windows, CliError> {
+        let name = ask.text.display();
+        let text = std::fs::read_to_string(ask.text)
+            .map_err(|e| CliError::input(format!("{name}: {e}; give UTF-8 text")))?;
+        let tokens = limit.map_or(ask.window, |limit| limit.min(ask.window));
+        let bos = tokenizer.specials().bos;
+        let lead = usize::from(bos.is_some());
+        if tokens < lead + 2 {
+            let what = format!("--window {}: give at least {}", ask.window, lead + 2);
+            return Err(CliError::input(what));
+        }
+        let ids = tokenizer.encode(&text);
+        let all: Vec<Vec<u32>> = ids[..ids.len().min(ask.most)]
+            .chunks(tokens - lead)
+            .map(|piece| bos.into_iter().chain(piece.iter().copied()).collect::<Vec<u32>>())
+            .filter(|window| window.len() > 1)
+            .collect();
+        if all.is_empty() {
+            let what = "no token to predict in it; give a longer text";
+            return Err(CliError::input(format!("{name}: {what}")));
+        }
+        Ok(Windows { all, tokens })
+    }
+}
+
 /// Runs both models on the text.
 pub fn measure(first: &Opened, second: &Opened, ask: &Ask<'_>) -> Result<Quality, CliError> {
-    let text = read(ask.text)?;
     let threads = ask.threads;
     let limit = |opened: &Opened| Ok(opened.source(threads)?.context_limit());
-    let limits = [limit(first)?, limit(second)?];
-    let most = limits.into_iter().flatten().fold(ask.window, usize::min);
-    let bos = first.tokenizer.specials().bos;
-    let lead = usize::from(bos.is_some());
-    if most < lead + 2 {
-        let what = format!("--window {}: give at least {}", ask.window, lead + 2);
-        return Err(CliError::input(what));
-    }
-    let ids = first.tokenizer.encode(&text);
-    let windows: Vec<Vec<u32>> = ids[..ids.len().min(ask.most)]
-        .chunks(most - lead)
-        .map(|piece| bos.into_iter().chain(piece.iter().copied()).collect::<Vec<u32>>())
-        .filter(|window| window.len() > 1)
-        .collect();
-    if windows.is_empty() {
-        return Err(CliError::input(format!("{}: no token to predict in it", ask.text.display())));
-    }
+    let limit = [limit(first)?, limit(second)?].into_iter().flatten().min();
+    let Windows { all: windows, tokens } = Windows::of(&first.tokenizer, limit, ask)?;
     let mut quality = Quality {
         text: ask.text.to_owned(),
         windows: windows.len(),
-        window_tokens: most,
+        window_tokens: tokens,
         ..Quality::default()
     };
     let mut bar = term::Progress::new(windows.len() as u64, ask.quiet);

@@ -2,7 +2,7 @@
 
 use crate::cmd::json;
 use crate::cmd::model::{Opened, located};
-use crate::cmd::quality::{self, Quality};
+use crate::cmd::quality::{self, Ask, Quality, Windows};
 use crate::error::CliError;
 use crate::stop::on_signals;
 use crate::term::{self, duration, mib, thousands};
@@ -126,10 +126,12 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let target = target(args)?;
     let source = source_of(&located(&args.model)?)?;
     check_place(args, &source)?;
-    if let Some(text) = &args.quality {
-        quality::read(text)?;
-    }
     let checkpoint = Checkpoint::open(&source).map_err(CliError::input)?;
+    if let Some(text) = &args.quality {
+        // What is wrong with the text is told before anything is written.
+        let limit = checkpoint.model_config().context_limit();
+        Windows::of(&checkpoint.tokenizer, limit, &ask(args, text))?;
+    }
     let threads = args.threads.map_or_else(Team::available, usize::from);
     let started = Instant::now();
     let done = write(args, &checkpoint, target, threads)?;
@@ -149,10 +151,12 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
 
 /// Both models on a text.
 fn compare(args: &ConvertArgs, source: &Path, text: &Path) -> Result<Quality, CliError> {
+    quality::measure(&Opened::open(source)?, &Opened::open(&args.out)?, &ask(args, text))
+}
+
+fn ask<'a>(args: &ConvertArgs, text: &'a Path) -> Ask<'a> {
     let threads = args.threads.map(usize::from);
-    let (window, most) = (args.window, usize::MAX);
-    let ask = quality::Ask { text, window, most, threads, quiet: args.json };
-    quality::measure(&Opened::open(source)?, &Opened::open(&args.out)?, &ask)
+    Ask { text, window: args.window, most: usize::MAX, threads, quiet: args.json }
 }
 
 fn target(args: &ConvertArgs) -> Result<Target, CliError> {
