@@ -8,7 +8,7 @@
 
 use crate::Error;
 use crate::texts::{Lookup, Texts};
-use crate::vocabulary::{CONTROL, MARK, USER_DEFINED, Vocabulary};
+use crate::vocabulary::{MARK, USER_DEFINED, Vocabulary, is_control};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use tokenizers::{
@@ -22,7 +22,8 @@ pub(crate) struct Bpe {
     pieces: Lookup,
     kinds: Vec<u8>,
     rule: Rule,
-    /// Lengths of control and user-defined tokens by their first byte, the longest first.
+    /// Lengths of control and user-defined tokens and the unknown one by their first byte, the longest
+    /// first.
     whole: HashMap<u8, Vec<usize>>,
 }
 
@@ -104,7 +105,7 @@ impl Bpe {
         let mut whole: HashMap<u8, Vec<usize>> = HashMap::new();
         for (id, token) in vocabulary.tokens.iter().enumerate() {
             if let Some(&first) = token.as_bytes().first()
-                && matches!(vocabulary.kind(id), CONTROL | USER_DEFINED)
+                && (is_control(vocabulary.kind(id)) || vocabulary.kind(id) == USER_DEFINED)
             {
                 whole.entry(first).or_default().push(token.len());
             }
@@ -132,19 +133,19 @@ impl Bpe {
         self.pieces.id(text)
     }
 
-    /// Names and ids of control tokens.
+    /// Names and ids of control tokens, the unknown one among them.
     pub(crate) fn controls(&self) -> Vec<(String, u32)> {
-        let ids = (0..self.texts().len() as u32).filter(|&id| self.is(id, CONTROL));
+        let ids = (0..self.texts().len() as u32).filter(|&id| is_control(self.kind(id)));
         ids.filter_map(|id| Some((self.texts().get(id)?.to_owned(), id))).collect()
     }
 
-    fn is(&self, id: u32, kind: i64) -> bool {
-        self.kinds.get(id as usize).is_some_and(|&k| i64::from(k) == kind)
+    fn kind(&self, id: u32) -> i64 {
+        self.kinds.get(id as usize).map_or(0, |&kind| i64::from(kind))
     }
 
-    /// Control and user-defined tokens are made of no parts and are no part.
+    /// Control and user-defined tokens, and the unknown one, are made of no parts and are no part.
     fn ordinary(&self, id: u32) -> bool {
-        !self.is(id, CONTROL) && !self.is(id, USER_DEFINED)
+        !is_control(self.kind(id)) && self.kind(id) != USER_DEFINED
     }
 
     pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
@@ -155,7 +156,7 @@ impl Bpe {
                 continue;
             };
             // The name of a control token is text.
-            if !self.is(id, CONTROL) {
+            if !is_control(self.kind(id)) {
                 self.encode_between(&text[from..at], &mut ids);
                 ids.push(id);
                 from = at + length;
@@ -356,7 +357,7 @@ mod tests {
         fn as_the_library(
             scores in prop::collection::vec(any::<u8>(), 1..40),
             space_prefix in any::<bool>(),
-            text in "([ab é<0]|a<|ab<|<s>|\n|x|▁){0,40}",
+            text in "([ab é<0]|a<|ab<|<s>|<unk>|\n|x|▁){0,40}",
         ) {
             let scored = scored(&scores, space_prefix);
             let library = scored.library().unwrap();

@@ -5,15 +5,12 @@
 //! text of many scripts, digits, signs and spaces to the same ids; where none does, there is an
 //! error and no file.
 
-use crate::vocabulary::{CUTS, Vocabulary};
+use crate::vocabulary::{CONTROL, CUTS, UNKNOWN, USER_DEFINED, Vocabulary};
 use crate::{Error, Specials, Tokenizer};
 use serde_json::Value;
 use std::collections::HashMap;
 
 const NORMAL: i64 = 1;
-const UNKNOWN: i64 = 2;
-const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
 const BYTE: i64 = 6;
 /// The score of a piece that no merge makes.

@@ -77,8 +77,14 @@ pub struct Vocabulary<'a> {
     pub space_prefix: bool,
 }
 
+pub(crate) const UNKNOWN: i64 = 2;
 pub(crate) const CONTROL: i64 = 3;
 pub(crate) const USER_DEFINED: i64 = 4;
+
+/// Whether the name of a token of this type is plain text unless asked otherwise.
+pub(crate) fn is_control(kind: i64) -> bool {
+    matches!(kind, CONTROL | UNKNOWN)
+}
 
 impl Vocabulary<'_> {
     pub(crate) fn kind(&self, id: usize) -> i64 {
@@ -271,15 +277,16 @@ fn library(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> 
     let decode = serde_json::from_value::<tokenizers::DecoderWrapper>(decoder(vocabulary))
         .map_err(|e| Error::Vocabulary { what: e.to_string() })?;
     library.with_decoder(Some(decode));
-    let added = |kind: i64| {
-        let ids = (0..vocabulary.tokens.len()).filter(move |&id| vocabulary.kind(id) == kind);
-        ids.map(move |id| {
-            let token = AddedToken::from(vocabulary.tokens[id], kind == CONTROL);
-            token.normalized(false)
-        })
+    let added = |special: bool| {
+        let kind = |id: usize| vocabulary.kind(id);
+        let is = move |&id: &usize| {
+            if special { is_control(kind(id)) } else { kind(id) == USER_DEFINED }
+        };
+        let ids = (0..vocabulary.tokens.len()).filter(is);
+        ids.map(move |id| AddedToken::from(vocabulary.tokens[id], special).normalized(false))
     };
-    library.add_special_tokens(added(CONTROL)).map_err(library_error)?;
-    library.add_tokens(added(USER_DEFINED)).map_err(library_error)?;
+    library.add_special_tokens(added(true)).map_err(library_error)?;
+    library.add_tokens(added(false)).map_err(library_error)?;
     library.set_encode_special_tokens(true);
     Ok(library)
 }
@@ -364,9 +371,9 @@ fn pairs_of(
 }
 
 /// The pairs that make a piece, the best piece first; of one piece's pairs the one whose parts come
-/// first in the vocabulary. Control and user-defined tokens are made of no parts.
+/// first in the vocabulary. Control and user-defined tokens, and the unknown one, are made of no parts.
 fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Vec<(String, String)> {
-    let ordinary = |id: usize| !matches!(vocabulary.kind(id), CONTROL | USER_DEFINED);
+    let ordinary = |id: usize| !matches!(vocabulary.kind(id), CONTROL | UNKNOWN | USER_DEFINED);
     let places: HashMap<&str, usize> = vocabulary
         .tokens
         .iter()

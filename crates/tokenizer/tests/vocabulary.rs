@@ -101,6 +101,14 @@ fn bytes_stand_in_and_whole_tokens_stay_whole() {
     assert_eq!(tokenizer.encode_with_controls("a</s>"), [tokenizer.id("a").unwrap(), 2]);
     assert_eq!(tokenizer.parts("<s>a</s>"), [Part::Control(1), Part::Text("a"), Part::Control(2)]);
     assert_eq!(tokenizer.decode(&[1, 2]), "");
+    // The unknown token has a name as control tokens have, and unlike theirs it is shown.
+    assert!(!tokenizer.encode("a<unk>").contains(&0));
+    assert_eq!(tokenizer.encode_with_controls("a<unk></s>"), [tokenizer.id("a").unwrap(), 0, 2]);
+    assert_eq!(tokenizer.decode(&[0, 2]), "<unk>");
+    // So in the file of the library.
+    let file = Tokenizer::from_bytes(&tokenizer.to_bytes()).unwrap();
+    assert_eq!(file.encode_with_controls("a<unk></s>"), [tokenizer.id("a").unwrap(), 0, 2]);
+    assert_eq!(file.decode(&[0, 2]), "<unk>");
 }
 
 #[test]
