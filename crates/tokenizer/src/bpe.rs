@@ -25,6 +25,8 @@ pub(crate) struct Bpe {
     /// Lengths of control and user-defined tokens and the unknown one by their first byte, the longest
     /// first.
     whole: HashMap<u8, Vec<usize>>,
+    /// Tokens that stand for several spaces and nothing else, and for how many; the longest first.
+    spaces: Vec<(usize, u32)>,
 }
 
 /// Which pairs are merged, and what stands before that.
@@ -103,7 +105,14 @@ impl Bpe {
             .map(|id| u8::try_from(vocabulary.kind(id)).unwrap_or_default())
             .collect();
         let mut whole: HashMap<u8, Vec<usize>> = HashMap::new();
+        let spaces = |id: u32| Some((vocabulary.spaces(id as usize)?, id));
+        let mut spaces: Vec<(usize, u32)> =
+            (0..vocabulary.tokens.len() as u32).filter_map(spaces).collect();
+        spaces.sort_unstable_by_key(|&(count, id)| (Reverse(count), id));
         for (id, token) in vocabulary.tokens.iter().enumerate() {
+            if vocabulary.spaces(id).is_some() {
+                continue;
+            }
             if let Some(&first) = token.as_bytes().first()
                 && (is_control(vocabulary.kind(id)) || vocabulary.kind(id) == USER_DEFINED)
             {
@@ -114,7 +123,7 @@ impl Bpe {
             lengths.sort_unstable_by_key(|&length| Reverse(length));
             lengths.dedup();
         }
-        Ok(Self { rule: rule(&pieces)?, pieces, kinds, whole })
+        Ok(Self { rule: rule(&pieces)?, pieces, kinds, whole, spaces })
     }
 
     pub(crate) fn texts(&self) -> &Texts {
@@ -169,6 +178,10 @@ impl Bpe {
 
     /// The longest control or user-defined token that begins here, and its length.
     fn whole_at(&self, text: &str, at: usize) -> Option<(u32, usize)> {
+        // Marks in the text itself are such a token's name; spaces become marks later.
+        if let Some(found) = text.get(at..).and_then(|rest| self.spaces_at(rest)) {
+            return Some(found);
+        }
         let lengths = self.whole.get(&text.as_bytes()[at])?;
         lengths.iter().find_map(|&length| {
             let id = self.id(text.get(at..at + length)?)?;
@@ -176,12 +189,39 @@ impl Bpe {
         })
     }
 
+    /// The longest token of several spaces that marks at the beginning of a text stand for, and its
+    /// length.
+    fn spaces_at(&self, text: &str) -> Option<(u32, usize)> {
+        self.spaces.first().filter(|_| text.starts_with(MARK))?;
+        let marks = text.chars().take_while(|c| MARK.contains(*c)).count();
+        let &(count, id) = self.spaces.iter().find(|(count, _)| *count <= marks)?;
+        Some((id, count * MARK.len()))
+    }
+
+    /// Spaces are marks here.
+    fn encode_marked(&self, text: &str, ids: &mut Vec<u32>) {
+        let (mut from, mut at) = (0, 0);
+        while let Some(mark) = text[at..].find(MARK).filter(|_| !self.spaces.is_empty()) {
+            at += mark;
+            match self.spaces_at(&text[at..]) {
+                Some((id, length)) => {
+                    self.encode_word(&text[from..at], ids);
+                    ids.push(id);
+                    at += length;
+                    from = at;
+                }
+                None => at += MARK.len(),
+            }
+        }
+        self.encode_word(&text[from..], ids);
+    }
+
     fn encode_between(&self, text: &str, ids: &mut Vec<u32>) {
         match &self.rule {
             _ if text.is_empty() => {}
             Rule::Scores { space_prefix, .. } => {
                 let prefix = if *space_prefix { MARK } else { "" };
-                self.encode_word(&(prefix.to_owned() + &text.replace(' ', MARK)), ids);
+                self.encode_marked(&(prefix.to_owned() + &text.replace(' ', MARK)), ids);
             }
             Rule::Ranks { cut, composed, words_whole, .. } => {
                 let mut text = NormalizedString::from(text);

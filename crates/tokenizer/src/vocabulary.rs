@@ -87,6 +87,17 @@ pub(crate) fn is_control(kind: i64) -> bool {
 }
 
 impl Vocabulary<'_> {
+    /// How many spaces a user-defined token of a SentencePiece vocabulary stands for, if for nothing
+    /// else: files hold them as spaces, or with a mark for each. Where a text gets a space in front,
+    /// such tokens are taken as they are written.
+    pub(crate) fn spaces(&self, id: usize) -> Option<usize> {
+        let spaces = self.model == "llama" && !self.space_prefix && self.kind(id) == USER_DEFINED;
+        let token = self.tokens.get(id).filter(|_| spaces)?;
+        let all = |space: char| token.chars().all(|c| c == space);
+        let count = token.chars().count();
+        (count > 1 && (all(' ') || MARK.chars().all(all))).then_some(count)
+    }
+
     pub(crate) fn kind(&self, id: usize) -> i64 {
         self.types.get(id).copied().unwrap_or(1)
     }
@@ -283,7 +294,10 @@ fn library(vocabulary: &Vocabulary<'_>) -> Result<tokenizers::Tokenizer, Error> 
             if special { is_control(kind(id)) } else { kind(id) == USER_DEFINED }
         };
         let ids = (0..vocabulary.tokens.len()).filter(is);
-        ids.map(move |id| AddedToken::from(vocabulary.tokens[id], special).normalized(false))
+        ids.map(move |id| {
+            let spaces = vocabulary.spaces(id).is_some();
+            AddedToken::from(vocabulary.tokens[id], special).normalized(spaces)
+        })
     };
     library.add_special_tokens(added(true)).map_err(library_error)?;
     library.add_tokens(added(false)).map_err(library_error)?;
