@@ -388,6 +388,22 @@ fn threads_and_instruction_sets_that_are_none() {
         .refused(2, &zero);
     autoreg(&["bench", "train-memory", "--threads", "0"]).refused(2, &zero);
     autoreg(&["bench", "train-speed", "--threads", "0"]).refused(2, &zero);
+    // Far more than processors, by whatever command; a plan may be for another machine.
+    let far = ["--threads 1000", "this process may use", "give at most"];
+    let llama = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/families/tests/fixtures/llama");
+    let gguf = out.path().join("m.gguf");
+    for words in [
+        &["bench", "decode", model()][..],
+        &["bench", "attention"],
+        &["eval", model(), "--data", data()],
+        &["generate", model(), "please"],
+        &["compare", "--quiet", "--data", data(), "--out", to],
+        &["convert", llama, gguf.to_str().unwrap(), "--to", "f16"],
+        &["train", "--model", "rnn", "--data", data(), "--out", to],
+    ] {
+        autoreg(&[words, &["--threads", "1000"]].concat()).refused(2, &far);
+    }
+    works(&["plan", "serve", llama, "--threads", "128"]);
     autoreg(&["eval", model(), "--data", data(), "--isa", "sse9"])
         .refused(2, &["--isa sse9", "plain, avx2, avx512, amx or neon"]);
     let elsewhere = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };

@@ -99,10 +99,44 @@ pub fn choose_isa(name: Option<&str>) -> Result<(), CliError> {
 
 /// The workers: as many as asked for, or as this process may use.
 pub fn team(threads: Option<usize>) -> Result<Arc<Team>, CliError> {
+    Ok(Arc::new(Team::new(self::threads(threads)?)))
+}
+
+/// How many workers there are. Far more than processors would wait for each other in every step.
+pub fn threads(asked: Option<usize>) -> Result<usize, CliError> {
+    let own = Team::available();
+    let most = most_threads(own);
+    match asked {
+        Some(n) if n > most => Err(CliError::input(format!(
+            "--threads {n}: this process may use {own} logical processors; give at most {most}, or leave \
+             it away for {own}"
+        ))),
+        Some(n) => above_none(n),
+        None => Ok(own),
+    }
+}
+
+/// Workers for a number of processors, at most.
+fn most_threads(processors: usize) -> usize {
+    (4 * processors).max(32)
+}
+
+/// The workers of a plan, which may be for another machine: they are made to see what they hold.
+pub fn planned_team(threads: Option<usize>) -> Result<Arc<Team>, CliError> {
+    let threads = match threads {
+        Some(n) if n > 1024 => {
+            return Err(CliError::input(format!("--threads {n}: 1024 are the most")));
+        }
+        Some(n) => above_none(n)?,
+        None => Team::available(),
+    };
+    Ok(Arc::new(Team::new(threads)))
+}
+
+fn above_none(threads: usize) -> Result<usize, CliError> {
     match threads {
-        Some(0) => Err(CliError::input("--threads 0: at least one is needed")),
-        Some(n) if n > 1024 => Err(CliError::input(format!("--threads {n}: 1024 are the most"))),
-        asked => Ok(Arc::new(Team::new(asked.unwrap_or_else(Team::available)))),
+        0 => Err(CliError::input("--threads 0: at least one is needed")),
+        threads => Ok(threads),
     }
 }
 

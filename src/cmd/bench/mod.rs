@@ -5,7 +5,7 @@ mod scaling;
 mod tiles;
 
 use crate::cmd::recording::{self, LedgerArgs};
-use crate::cmd::{json, team};
+use crate::cmd::{json, planned_team, team};
 use crate::error::CliError;
 use crate::term::{self, mib, thousands};
 use clap::{Args, Subcommand, ValueEnum};
@@ -387,7 +387,11 @@ pub fn training_runtime_bytes(threads: Option<usize>) -> Result<u64, CliError> {
 }
 
 fn train_memory_here(name: Name, args: &TrainMemory) -> Result<(), CliError> {
-    let team = team(args.threads)?;
+    let team = match name {
+        // A plan asks, which may be for another machine.
+        Name::Empty => planned_team(args.threads)?,
+        _ => team(args.threads)?,
+    };
     let config = config(name, args.numbers)?;
     let (batch, _) = args.numbers.size();
     Trainer::warm_up(&config, &team);

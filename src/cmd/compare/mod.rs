@@ -99,6 +99,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
         return publish(args, &experiment, &audit(&args.out)?, &records, confirmation.as_ref());
     }
     let experiment = experiment(args)?;
+    let threads = crate::cmd::threads(args.threads)?;
     if args.force {
         may_be_replaced(&args.out)?;
     }
@@ -115,7 +116,6 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     for side in Side::ALL {
         data.side(side).verify().map_err(CliError::input)?;
     }
-    let threads = crate::cmd::team(args.threads)?.threads();
     arms::check(&experiment, &data)?;
     let mut store = Store::open(&args.out, &experiment, &facts::data_hash(data.manifest()))
         .map_err(compare_error)?;

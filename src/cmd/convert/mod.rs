@@ -9,7 +9,6 @@ use crate::term::{self, duration, mib, thousands};
 use clap::{Args, ValueEnum};
 use families::{Checkpoint, ConvertError, Converted, Mix, Progress, Target, convert};
 use formats::TensorKind;
-use kernels::Team;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::ops::ControlFlow;
@@ -54,8 +53,8 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "N", default_value_t = 512, requires = "quality")]
     pub window: usize,
     /// Workers (default: the processors this process may use)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
@@ -132,7 +131,7 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
         let limit = checkpoint.model_config().context_limit();
         Windows::of(&checkpoint.tokenizer, limit, &ask(args, text))?;
     }
-    let threads = args.threads.map_or_else(Team::available, usize::from);
+    let threads = crate::cmd::threads(args.threads)?;
     let started = Instant::now();
     let done = write(args, &checkpoint, target, threads)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -155,8 +154,8 @@ fn compare(args: &ConvertArgs, source: &Path, text: &Path) -> Result<Quality, Cl
 }
 
 fn ask<'a>(args: &ConvertArgs, text: &'a Path) -> Ask<'a> {
-    let threads = args.threads.map(usize::from);
-    Ask { text, window: args.window, most: usize::MAX, threads, quiet: args.json }
+    let (window, threads) = (args.window, args.threads);
+    Ask { text, window, most: usize::MAX, threads, quiet: args.json }
 }
 
 fn target(args: &ConvertArgs) -> Result<Target, CliError> {

@@ -197,7 +197,7 @@ fn case(args: &ServeArgs) -> Result<Case, CliError> {
 /// What this very program holds without a model: measured after a miniature of one has run a step, so
 /// that code and workers' stacks are in memory.
 fn program_bytes(threads: Option<u64>) -> Result<u64, CliError> {
-    let team = crate::cmd::team(threads.and_then(|n| usize::try_from(n).ok()))?;
+    let team = crate::cmd::planned_team(threads.and_then(|n| usize::try_from(n).ok()))?;
     let config = ModelConfig::Transformer(TransformerConfig::email(64, 8));
     let limits = Limits {
         pages: 4,
